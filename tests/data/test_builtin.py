@@ -35,7 +35,7 @@ from glasshouse.data.builtin import (
 )
 from glasshouse.errors import InputError
 
-GENERATED = ("dates", "langid", "chat")
+GENERATED = ("dates", "langid", "chat", "preferences")
 SPLITS = ("train", "validation", "test")
 YEAR = [datetime.date(2024, 1, 1) + datetime.timedelta(days) for days in range(366)]
 
@@ -56,7 +56,13 @@ def sample(name: str, split: str = "train", size: int = 2000) -> list[object]:
 
 def test_the_names_and_kinds() -> None:
     kinds = {name: builtin_dataset(name).kind for name in builtin_datasets()}
-    assert kinds == {"stdlib": "text", "dates": "pairs", "langid": "labelled", "chat": "chat"}
+    assert kinds == {
+        "stdlib": "text",
+        "dates": "pairs",
+        "langid": "labelled",
+        "chat": "chat",
+        "preferences": "preferences",
+    }
     for name in builtin_datasets():
         assert builtin_dataset(name).description.endswith(".")
         assert bool(builtin_dataset(name).labels) == (name == "langid")
@@ -146,7 +152,7 @@ def test_without_babel() -> None:
         "assert 'babel' not in sys.modules\n"
         "sys.modules['babel'] = None\n"
         "print(next(builtin_dataset('stdlib').items())[0], builtin_dataset('langid').labels[0])\n"
-        "for name in ('dates', 'langid', 'chat'):\n"
+        "for name in ('dates', 'langid', 'chat', 'preferences'):\n"
         "    try:\n"
         "        list(builtin_dataset(name).items('test'))\n"
         "    except Exception as error:\n"
@@ -154,7 +160,7 @@ def test_without_babel() -> None:
     )
     first, *errors = python(script).splitlines()
     assert first == "__future__.py en"
-    assert len(errors) == 3
+    assert len(errors) == 4
     for error in errors:
         assert error.startswith("InputError this dataset")
         assert error.endswith("run pip install 'glasshouse[cldr]'.")

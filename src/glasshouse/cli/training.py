@@ -28,7 +28,7 @@ def train(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, finetune-chat, "
+            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, finetune-chat, dpo, "
             "finetune-classifier, vaswani-base, python-3m or demo.",
         ),
     ] = "stdlib",
