@@ -32,7 +32,7 @@ def distillation(out: Path, seeds: int, steps: int) -> None:
     """Train a small decoder on the standard library with and without a teacher, which has the same tokenizer."""
     _, tok = gh.load(TEACHER)
     assert tok is not None
-    tok.save(out / "tokenizer")
+    tok.save(out / "tokenizer")  # which a distilled student would get without being told
     common = (*STUDENT, f"data.tokenizer={out / 'tokenizer'}", "data.seq_len=128", "train.batch_tokens=2048")
     common += (f"train.steps={steps}", f"train.eval_every={steps}", f"train.save_every={steps}", "train.probes=[]")
     found: dict[str, list[float]] = {"alone": [], "distilled": []}

@@ -147,6 +147,7 @@ def make_setup(
         precision,
         machine.memory_bytes(device),
         layout,
+        chosen,
     )
     held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
     state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names | held)
@@ -239,6 +240,7 @@ def estimate_grad_accum(
     precision: torch.dtype,
     memory: int,
     layout: Layout = SINGLE,
+    chosen: Objective[Any] | None = None,
 ) -> int:
     """Estimate, as `glasshouse plan` does, the gradient accumulation with which a batch fits into `memory` bytes.
 
@@ -247,7 +249,7 @@ def estimate_grad_accum(
     >>> [estimate_grad_accum(model, Train(), 64, 1024, torch.bfloat16, 2**30 * size) for size in (139, 24, 12)]
     [1, 2, 4]
     """
-    step = run_memory(model, choice, precision, layout)
+    step = run_memory(model, choice, precision, layout, chosen)
     usable = USABLE if precision == torch.bfloat16 else USABLE_UNMEASURED
     return choose_grad_accum(step, batch_size, length, usable * memory)
 
