@@ -36,7 +36,7 @@ from glasshouse.data.builtin import (
 )
 from glasshouse.errors import InputError
 
-GENERATED = ("dates", "langid", "chat", "paraphrases")
+GENERATED = ("dates", "langid", "chat", "paraphrases", "preferences")
 SPLITS = ("train", "validation", "test")
 YEAR = [datetime.date(2024, 1, 1) + datetime.timedelta(days) for days in range(366)]
 
@@ -57,8 +57,14 @@ def sample(name: str, split: str = "train", size: int = 2000) -> list[object]:
 
 def test_the_names_and_kinds() -> None:
     kinds = {name: builtin_dataset(name).kind for name in builtin_datasets()}
-    expected = {"stdlib": "text", "dates": "pairs", "langid": "labelled", "chat": "chat", "paraphrases": "pairs"}
-    assert kinds == expected
+    assert kinds == {
+        "stdlib": "text",
+        "dates": "pairs",
+        "langid": "labelled",
+        "chat": "chat",
+        "paraphrases": "pairs",
+        "preferences": "preferences",
+    }
     for name in builtin_datasets():
         assert builtin_dataset(name).description.endswith(".")
         assert bool(builtin_dataset(name).labels) == (name == "langid")
@@ -148,7 +154,7 @@ def test_without_babel() -> None:
         "assert 'babel' not in sys.modules\n"
         "sys.modules['babel'] = None\n"
         "print(next(builtin_dataset('stdlib').items())[0], builtin_dataset('langid').labels[0])\n"
-        "for name in ('dates', 'langid', 'chat'):\n"
+        "for name in ('dates', 'langid', 'chat', 'preferences'):\n"
         "    try:\n"
         "        list(builtin_dataset(name).items('test'))\n"
         "    except Exception as error:\n"
@@ -156,7 +162,7 @@ def test_without_babel() -> None:
     )
     first, *errors = python(script).splitlines()
     assert first == "__future__.py en"
-    assert len(errors) == 3
+    assert len(errors) == 4
     for error in errors:
         assert error.startswith("InputError this dataset")
         assert error.endswith("run pip install 'glasshouse[cldr]'.")

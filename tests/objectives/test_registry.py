@@ -118,6 +118,6 @@ def test_a_mismatch_says_what_each_model_takes(tmp_path: Path) -> None:
         find_objective(gh.preset("tiny-decoder"), corpus)
     assert str(raised.value) == (
         "the corpus is of kind pairs, on which a model of kind decoder with the head next_token cannot be trained: "
-        "causal language models take text and chat and preferences, masked language models text, encoder-decoders "
+        "causal language models take text, chat and preferences, masked language models text, encoder-decoders "
         "pairs, sequence classification labelled, token classification tagged and text encoders pairs."
     )

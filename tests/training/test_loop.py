@@ -556,6 +556,7 @@ def test_recipes_load() -> None:
         "vaswani-base",
         "python-3m",
         "demo",
+        "dpo",
     }
     assert set(recipes()) == expected
     for name in recipes():

@@ -109,3 +109,7 @@ class PreferenceBatch(Batch):
 
     def __len__(self) -> int:
         return len(self.targets)
+
+    def sequences(self) -> Batch:
+        """Return each prompt with its answer as a sequence of its own, with the tokens of the answer as targets."""
+        return Batch(self.ids, self.answers, self.answer_mask, lengths=self.lengths)

@@ -22,13 +22,15 @@ from glasshouse.objectives.registry import find_objective
 from glasshouse.objectives.report import Report
 from glasshouse.text import Tokenizer
 
+UNPREPARED = "distillation has no teacher and no samples yet; call prepare with the student first."
+
 
 @dataclass(frozen=True)
 class Distillation(Settings, Objective[Dataset]):
     """Cross-entropy mixed with the KL divergence from a teacher's softened distribution (Hinton et al., 2015).
 
     It adds to the objective that model and data decide: next tokens, masked tokens, answers, targets or labels. The
-    teacher is a model of the same kind with the same tokenizer, in eval mode.
+    teacher is a model of the same kind with the same tokenizer, which a new student gets; it runs in eval mode.
     """
 
     kind: ClassVar[str] = "distillation"
@@ -44,6 +46,10 @@ class Distillation(Settings, Objective[Dataset]):
     def check(self) -> None:
         require_positive(self, "temperature")
         require(0 <= self.mixing <= 1, "distillation.mixing", self.mixing, "from 0 to 1")
+
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the teacher."""
+        return hub.load(self.teacher, device="meta")[1]
 
     def extra_parameters(self, model: Model) -> int:
         """Return the size of the teacher."""
@@ -63,7 +69,7 @@ class Distillation(Settings, Objective[Dataset]):
         if known != corpus.tokenizer.fingerprint:
             raise InputError(
                 f"the teacher {self.teacher!r} has another tokenizer than the student ({str(known)[:12]}, not "
-                f"{corpus.tokenizer.fingerprint[:12]}); give the student the teacher's by data.tokenizer."
+                f"{corpus.tokenizer.fingerprint[:12]}); choose another teacher, or leave data.tokenizer out."
             )
         for name in ("kind", "head.kind", "head.labels", "vocab_size"):
             own, other = (_field(one, name) for one in (model, teacher))
@@ -77,11 +83,15 @@ class Distillation(Settings, Objective[Dataset]):
         self, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0, start_id: int | None = None
     ) -> Dataset:
         """Raise: only with a model, the objective that it adds to is known."""
-        raise InputError("distillation has no samples of its own; call prepare with the student first.")
+        raise InputError(UNPREPARED)
 
     def samples_for_tokens(self, corpus: Corpus, tokens: int, seq_len: int) -> int:
         """Raise likewise."""
-        raise InputError("distillation has no samples of its own; call prepare with the student first.")
+        raise InputError(UNPREPARED)
+
+    def loss(self, model: nn.Module, batch: Batch, smoothing: float = 0.0) -> Tensor:
+        """Raise likewise, without a teacher."""
+        raise InputError(UNPREPARED)
 
 
 class _Distilling(Objective[Dataset]):

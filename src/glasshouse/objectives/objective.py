@@ -62,6 +62,10 @@ class Objective(ABC, Generic[D]):
         """
         return self
 
+    def tokenizer(self) -> Tokenizer | None:
+        """Return the tokenizer of the data, where neither the settings nor a pretrained model has one; None: any."""
+        return None
+
     def extra_parameters(self, model: Model) -> int:
         """Return how many parameters of other models it keeps in memory; `model` may be on the meta device."""
         return 0

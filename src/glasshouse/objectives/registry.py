@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from glasshouse.data import Corpus, Dataset
@@ -71,9 +72,13 @@ def _what_each_takes() -> str:
     kinds: dict[str, list[str]] = {}
     for objective in OBJECTIVES:
         kinds.setdefault(objective.models, []).append(str(objective.data_kind))
-    (first, data), *others = ((models, " and ".join(data)) for models, data in kinds.items())
-    *said, last = [f"{first} take {data}", *(f"{models} {data}" for models, data in others)]
-    return f"{', '.join(said)} and {last}"
+    (first, data), *others = ((models, _listed(data)) for models, data in kinds.items())
+    return _listed([f"{first} take {data}", *(f"{models} {data}" for models, data in others)])
+
+
+def _listed(words: Sequence[str]) -> str:
+    *before, last = words
+    return f"{', '.join(before)} and {last}" if before else last
 
 
 def objectives_on(kind: Kind) -> list[Objective[Any]]:

@@ -21,6 +21,7 @@ from glasshouse.data import (
     ChatDataset,
     Dataset,
     MaskedLMDataset,
+    PreferenceBatch,
     PreferenceDataset,
     Seq2SeqDataset,
 )
@@ -156,6 +157,8 @@ class Probes:
 def first_texts(val_samples: Dataset) -> Batch:
     """Return the first validation samples, truncated to `LONGEST` tokens."""
     batch = val_samples.batch(range(min(ROWS, len(val_samples))))
+    if isinstance(batch, PreferenceBatch):
+        batch = batch.sequences()
     present = {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
     rows = {name: tensor[:, :LONGEST] for name, tensor in present.items() if tensor.dim() == 2}
     lengths = {name: tensor.clamp(max=LONGEST) for name, tensor in present.items() if name.endswith("lengths")}

@@ -94,8 +94,9 @@ def _train_in(
             progress.stage("loading the model to start from", 0, 0)
             base = load_base(run.model.source, run.data)
         choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None, chosen))
+        known = base[1] if base else chosen.tokenizer() if chosen else None
         with processes.main_first():
-            datasets = prepare_datasets(choice, folder, base[1] if base else None, progress.stage)
+            datasets = prepare_datasets(choice, folder, known, progress.stage)
         with Signals() as signals:
             progress.stage("building the model", 0, 0)
             setup = make_setup(run, folder, device, datasets, base, progress, signals, processes, custom)

@@ -116,7 +116,7 @@ def make_meta_model(run: Run) -> Model:
         model: Model = hub.load(run.model.source, device="meta", dtype=torch.float32)[0].train()
     else:
         check_new_model(run)
-        tok = given_tokenizer(run.data)
+        tok = given_tokenizer(run.data) or (run.train.objective.tokenizer() if run.train.objective else None)
         vocab_size = run.data.vocab_size if tok is None else len(tok)
         model = build(_spec_before_data(run, vocab_size, head=True), device="meta")
     check_length(model.spec, run.data.seq_len, "data.seq_len")

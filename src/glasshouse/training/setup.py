@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from glasshouse import config, spec
 from glasshouse import device as machine
-from glasshouse import spec
 from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
@@ -149,6 +149,7 @@ def make_setup(
         precision,
         machine.memory_bytes(device),
         layout,
+        chosen,
     )
     held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
     state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names | held)
@@ -256,6 +257,7 @@ def estimate_grad_accum(
     precision: torch.dtype,
     memory: int,
     layout: Layout = SINGLE,
+    chosen: Objective[Any] | None = None,
 ) -> int:
     """Estimate, as `glasshouse plan` does, the gradient accumulation with which a batch fits into `memory` bytes.
 
@@ -264,7 +266,7 @@ def estimate_grad_accum(
     >>> [estimate_grad_accum(model, Train(), 64, 1024, torch.bfloat16, 2**30 * size) for size in (139, 24, 12)]
     [1, 2, 4]
     """
-    step = run_memory(model, choice, precision, layout)
+    step = run_memory(model, choice, precision, layout, chosen)
     usable = USABLE if precision == torch.bfloat16 else USABLE_UNMEASURED
     return choose_grad_accum(step, batch_size, length, usable * memory)
 
@@ -280,6 +282,7 @@ def describe(setup: Setup) -> list[str]:
     columns = ", ".join(datasets.train.manifest.get("columns", ()))
     kind = datasets.train.kind + (f" (columns {columns})" if columns else "")
     samples, batch_size = setup.batches.samples, setup.batches.batch_size
+    noun = "sequence" if setup.objective.sequences_per_sample == 1 else "pair"
     too_long = getattr(samples, "n_too_long", 0)
     longer = f"; {too_long:,} items longer than data.seq_len dropped" if too_long else ""
     named = str(device)
@@ -294,9 +297,21 @@ def describe(setup: Setup) -> list[str]:
         f"{datasets.validation.n_tokens:,} for validation{longer}",
         f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
         f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if setup.train_step.compiled else ''}",
+        *([f"loss     {_describe_objective(setup)}"] if run.train.objective else []),
         f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in "
-        f"{_count(batch_size, 'sequence')}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",
+        f"{_count(batch_size, noun)}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",
     ]
+
+
+def _describe_objective(setup: Setup) -> str:
+    """Return the settings of the objective, and the size of the models that it keeps beside the trained one."""
+    table = config.dump(setup.run.train.objective)
+    sizes = {
+        name: sum(weight.numel() for weight in model.parameters())
+        for name, model in setup.objective.frozen_models().items()
+    }
+    beside = "".join(f"; {name}: {size:,} parameters, frozen" for name, size in sizes.items())
+    return table.pop("kind") + "".join(f", {name} {value}" for name, value in table.items()) + beside
 
 
 def _count(number: int, noun: str) -> str:
