@@ -1,6 +1,6 @@
 """What objectives beside the usual ones add: distillation against the same student alone, and DPO before and after.
 
-    python benchmarks/objectives.py [--parts distillation dpo] [--out runs/objectives] [--seeds 3] [--steps 150]
+    python benchmarks/objectives.py [--parts distillation dpo] [--out runs/objectives] [--seeds 3] [--steps 100]
 
 Needs no download: the teacher and the model to fine-tune are the bundled python-3m, the data are built in. About ten
 minutes on two cores. A part that was interrupted resumes.
@@ -9,8 +9,10 @@ minutes on two cores. A part that was interrupted resumes.
 from __future__ import annotations
 
 import argparse
+import json
 import statistics
 import time
+from itertools import islice
 from pathlib import Path
 
 import glasshouse as gh
@@ -28,13 +30,23 @@ def train(out: Path, recipe: str, *settings: str) -> tuple[Result, float]:
     return result, time.perf_counter() - began
 
 
+def write_texts(out: Path) -> tuple[str, str]:
+    """Write some files of the standard library, by its splits; return the settings that name them."""
+    out.mkdir(parents=True, exist_ok=True)
+    for split, count in (("train", 300), ("validation", 8)):
+        texts = islice(gh.data.builtin_dataset("stdlib").items(split), count)
+        (out / f"{split}.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for _, text in texts))
+    return f"data.path={out / 'train.jsonl'}", f"data.validation={out / 'validation.jsonl'}"
+
+
 def distillation(out: Path, seeds: int, steps: int) -> None:
-    """Train a small decoder on the standard library with and without a teacher, which has the same tokenizer."""
+    """Train a small decoder on some of the standard library with and without a teacher, with its tokenizer."""
     _, tok = gh.load(TEACHER)
     assert tok is not None
     tok.save(out / "tokenizer")  # which a distilled student would get without being told
-    common = (*STUDENT, f"data.tokenizer={out / 'tokenizer'}", "data.seq_len=128", "train.batch_tokens=2048")
-    common += (f"train.steps={steps}", f"train.eval_every={steps}", f"train.save_every={steps}", "train.probes=[]")
+    common = (*STUDENT, *write_texts(out), f"data.tokenizer={out / 'tokenizer'}", "data.seq_len=64")
+    common += ("train.batch_tokens=1024", "train.schedule.warmup=10", f"train.steps={steps}")
+    common += (f"train.eval_every={steps}", f"train.save_every={steps}", "train.probes=[]", "train.sample_prompts=0")
     found: dict[str, list[float]] = {"alone": [], "distilled": []}
     for seed in range(seeds):
         for name, more in (("alone", ()), ("distilled", (DISTILLATION,))):
@@ -69,7 +81,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=("distillation", "dpo"), default=["distillation", "dpo"])
     parser.add_argument("--out", type=Path, default=Path("runs/objectives"))
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=150, help="of each student")
+    parser.add_argument("--steps", type=int, default=100, help="of each student")
     given = parser.parse_args()
     if "distillation" in given.parts:
         distillation(given.out, given.seeds, given.steps)

@@ -31,6 +31,7 @@ PROGRAM = re.compile(r"(\$ )?(\.venv/bin/)?(glasshouse|python -m glasshouse) ?")
 NOT_RUN: dict[str, str] = {}  # a command that cannot run in a test, and the reason
 GIVEN = (
     *("my", "mt.tsv", "en.txt", "de.txt", "reviews.csv", "names.jsonl", "chat.jsonl", "MODEL", "keys"),
+    "preferred.jsonl",
     *("numbers.txt", "names.txt"),
     *("runs/stdlib", "build/demo/code"),  # trained on another page
 )
@@ -67,6 +68,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "names.jsonl").write_text(f"{words}\n" * 60)
     messages = [{"role": "user", "content": "To be?"}, {"role": "assistant", "content": "Or not to be."}]
     (place / "chat.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * 60)
+    preferred = {"prompt": "To be?", "chosen": "Or not to be.", "rejected": "Yes."}
+    (place / "preferred.jsonl").write_text(f"{json.dumps(preferred)}\n" * 60)
     (place / "numbers.txt").write_text("1, 2, 3\n")
     (place / "names.txt").write_text("a, b, c\n")
     (place / "keys").write_text("a-key-of-enough-characters\n")

@@ -54,6 +54,7 @@ class BuiltinDataset:
 
 
 _GENERATED = {"train": 50_000, "validation": 2_000, "test": 2_000}
+_PREFERENCES = {**_GENERATED, "train": 10_000}  # two sequences each, and far fewer are needed
 
 _BUILTINS = {
     each.name: each
@@ -97,8 +98,8 @@ _BUILTINS = {
         BuiltinDataset(
             "preferences",
             "preferences",
-            "Questions as in chat, and two correct answers: one as brief as the question asks for is preferred.",
-            _GENERATED.__getitem__,
+            "Questions that ask for the result alone or a sentence, with a correct answer in each of these forms.",
+            _PREFERENCES.__getitem__,
             preferences.item,
         ),
     )
