@@ -106,7 +106,7 @@ def small(tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gh.serve.server, "listen", lambda host, port: listen(host, 0))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(inputs / PUBLISHED[name]))
     monkeypatch.setattr(stdlib, "_files", lambda: LIBRARY)
-    for name in ("dates", "langid", "chat", "preferences"):
+    for name in ("dates", "langid", "chat", "paraphrases", "preferences"):
         few = dataclasses.replace(builtin._BUILTINS[name], count=lambda _: 20)
         monkeypatch.setitem(builtin._BUILTINS, name, few)
 

@@ -35,10 +35,6 @@ class Contrastive(Settings, Objective[ContrastiveDataset]):
     """
 
     kind: ClassVar[str] = "contrastive"
-    temperature: float = (
-        0.05  # cosine similarities are divided by it; the lower, the more the nearest negatives count
-    )
-
     models = "text encoders"
     model_kinds = ("encoder",)
     head_kind = "pooled"
@@ -46,6 +42,8 @@ class Contrastive(Settings, Objective[ContrastiveDataset]):
     parallel = False
     whole_batch = True
     sequences_per_sample = 2
+
+    temperature: float = 0.05  # of the softmax over cosine similarities; lower: the nearest negatives count for more
 
     def check(self) -> None:
         require_positive(self, "temperature")
