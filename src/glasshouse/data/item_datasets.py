@@ -142,14 +142,11 @@ class ContrastiveDataset(_BucketedDataset):
     r"""Pairs of texts for an encoder that embeds them, each as `tokenizer.encode` gives it.
 
     >>> import tempfile, glasshouse as gh
-    >>> from pathlib import Path
-    >>> folder = tempfile.mkdtemp()
-    >>> _ = Path(folder, "a.tsv").write_text("source\ttarget\n1\tone\n2\ttwo\n")
-    >>> tok = gh.Tokenizer.train(texts=["one two"], vocab_size=263)
-    >>> corpus = gh.data.prepare(f"{folder}/a.tsv", tok, f"{folder}/ids", kind="pairs")
-    >>> batch = ContrastiveDataset(corpus, 2, max_len=8).batch([0, 1])
-    >>> sorted(tok.decode(ids[:length]) for ids, length in zip(batch.ids, batch.lengths))
-    ['1', '2', 'one', 'two']
+    >>> tok = gh.Tokenizer.train(texts=["sold bought"], vocab_size=263)
+    >>> corpus = gh.data.prepare("paraphrases", tok, tempfile.mkdtemp(), split="test")
+    >>> batch = ContrastiveDataset(corpus, 8, max_len=128).batch(range(8))
+    >>> len(batch), len(batch.ids)
+    (8, 16)
     """
 
     kind = "pairs"
