@@ -81,9 +81,9 @@ def test_gradient_of_the_loss() -> None:
 
 
 def test_recall_is_among_all_batches_and_a_copy_of_the_match_counts() -> None:
-    """Four orthogonal directions: texts 0 and 1 find their match, 2 a copy of its match, 3 that of another."""
+    """Texts 0 and 1 find their match, 2 a copy of its match, 3 that of another; lengths of vectors do not matter."""
     e = torch.eye(4)
-    texts, matches = torch.stack([e[0], e[1], e[2], e[0]]), torch.stack([e[0], e[1], e[3], e[2]])
+    texts, matches = torch.stack([e[0] + e[1] / 5, e[1], e[2], e[0]]), torch.stack([e[0] / 10, e[1], e[3], e[2]])
     pairs, numbers = torch.stack([texts, matches], 1), torch.tensor([[1, 10], [2, 11], [3, 12], [4, 12]])
     parts = [PairSums(1.0, n_targets=2, pairs=(pairs[at],), numbers=(numbers[at],)) for at in ([0, 1], [2, 3])]
     total = parts[0] + parts[1]
