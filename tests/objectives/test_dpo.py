@@ -307,6 +307,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     # The reference of the resumed run is the initial model, not that of its checkpoint.
     assert result.report.metrics["margin"] == pytest.approx(whole[-1]["validation_margin"], rel=1e-4)
     assert whole[0]["n_targets"] < 64  # pairs, not tokens
+    assert whole[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)  # at the reference, in spite of model.dropout
 
 
 def test_a_run_is_not_resumed_with_another_reference(tmp_path: Path) -> None:

@@ -54,7 +54,7 @@ class BuiltinDataset:
 
 
 _GENERATED = {"train": 50_000, "validation": 2_000, "test": 2_000}
-_PREFERENCES = {**_GENERATED, "train": 10_000}  # two sequences each, and far fewer are needed
+_PREFERENCES = {**_GENERATED, "train": 5_000}  # two sequences each, and far fewer are needed
 
 _BUILTINS = {
     each.name: each
