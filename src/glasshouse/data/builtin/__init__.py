@@ -91,7 +91,7 @@ _BUILTINS = {
         BuiltinDataset(
             "preferences",
             "preferences",
-            "Questions that ask for the result alone or a sentence, with a correct answer in each of these forms.",
+            "Questions as in chat with two correct answers, of which the result alone is preferred to a sentence.",
             _PREFERENCES.__getitem__,
             preferences.item,
         ),
