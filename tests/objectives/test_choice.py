@@ -71,6 +71,15 @@ def test_an_objective_given_in_python_takes_precedence(tmp_path: Path) -> None:
     assert "margin" in report.metrics
 
 
+def test_preferences_are_not_distilled(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=266)
+    gh.save(gh.build(gh.preset("tiny-decoder", vocab_size=266)), tok, tmp_path / "teacher")
+    run = settings(tmp_path, objective={"kind": "distillation", "teacher": str(tmp_path / "teacher")})
+    with pytest.raises(InputError, match="the objective is distillation, but the data are preferences; use dpo"):
+        gh.train(run, progress=False)
+
+
 def test_a_loss_of_ones_own_takes_the_place_of_the_objectives(tmp_path: Path) -> None:
     def doubled(model: Any, batch: Any, smoothing: float) -> torch.Tensor:  # noqa: ANN401
         return 2 * DPO().loss(model, batch, smoothing)

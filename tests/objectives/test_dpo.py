@@ -22,7 +22,7 @@ from glasshouse.objectives import DPO, find_objective
 from glasshouse.training import Callback, Run, Trainer
 
 PAIRS = [
-    {"prompt": f"{a} plus {b} is", "chosen": f" {a + b}", "rejected": f" {a + b + 1} or so"}
+    {"prompt": f"{a} plus {b} is", "chosen": f" {a + b}", "rejected": f"or {a + b + 1}"}  # no token in common
     for a in range(8)
     for b in range(8)
 ]
@@ -247,14 +247,10 @@ def test_columns_are_inferred_or_named(tmp_path: Path) -> None:
 def test_the_built_in_preferences_follow_their_rule() -> None:
     found = gh.data.builtin_dataset("preferences")
     items = [found.item("validation", index) for index in range(200)]
-    brief = 0
-    for prompt, chosen, rejected in items:
-        result, sentence = sorted((chosen, rejected), key=len)
-        assert result in sentence
-        asks_for_a_sentence = "sentence" in prompt.split(". ")[0] and not prompt.startswith("No sentence")
-        assert chosen == (sentence if asks_for_a_sentence or "A whole sentence" in prompt else result)
-        brief += chosen == result
-    assert 70 < brief < 130  # half of 200, within four standard deviations
+    for _, chosen, rejected in items:
+        assert chosen in rejected  # the result, and a sentence with it
+        assert rejected.endswith(".")
+        assert len(rejected.split()) >= len(chosen.split()) + 2
     assert not set(items) & {found.item("train", index) for index in range(2000)}
 
 
@@ -307,6 +303,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     # The reference of the resumed run is the initial model, not that of its checkpoint.
     assert result.report.metrics["margin"] == pytest.approx(whole[-1]["validation_margin"], rel=1e-4)
     assert whole[0]["n_targets"] < 64  # pairs, not tokens
+    assert whole[0]["loss"] == pytest.approx(math.log(2), abs=1e-6)  # at the reference, in spite of model.dropout
 
 
 def test_a_run_is_not_resumed_with_another_reference(tmp_path: Path) -> None:
@@ -338,11 +335,12 @@ def test_preferences_alone_ask_for_dpo_and_settings_that_contradict_are_refused(
 
 @pytest.mark.long
 def test_dpo_learns_the_built_in_rule_in_a_small_model(tmp_path: Path) -> None:
-    # Answers differ in their form alone, and a tiny model learns that from a few hundred pairs.
+    # Answers differ in their form alone, and a tiny model learns that from a few pairs.
     short = (item for item in gh.data.builtin_dataset("preferences").items() if len(item[0]) < 60)
-    records = [dict(zip(("prompt", "chosen", "rejected"), item, strict=True)) for item in islice(short, 600)]
+    records = [dict(zip(("prompt", "chosen", "rejected"), item, strict=True)) for item in islice(short, 200)]
     write(tmp_path / "a.jsonl", records)
-    run = settings(tmp_path, steps=60, batch_tokens=4000, eval_every=60, save_every=60, grad_accum=1, probes=[])
+    run = settings(tmp_path, steps=12, batch_tokens=2000, eval_every=12, save_every=12, grad_accum=1, probes=[])
     run = replace(run, data=replace(run.data, seq_len=128, vocab_size=400))
     metrics = gh.train(run, progress=False).report.metrics
-    assert metrics["accuracy"] > 0.9
+    assert metrics["accuracy"] > 0.9  # from a half, where every margin is 0
+    assert metrics["margin"] > 0

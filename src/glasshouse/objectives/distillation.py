@@ -58,6 +58,8 @@ class Distillation(Settings, Objective[Dataset]):
 
     def prepare(self, model: Model, corpus: Corpus, seq_len: int) -> Objective[Any]:
         """Load the teacher to the device of the model, and check that it speaks of the same tokens."""
+        if corpus.kind == "preferences":
+            raise InputError("the objective is distillation, but the data are preferences; use dpo, or other data.")
         device = next(model.parameters()).device
         teacher, tok = hub.load(self.teacher, device=device, dtype=torch.float32)
         self._check_teacher(teacher, tok, model, corpus)

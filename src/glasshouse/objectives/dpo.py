@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from glasshouse.config import Settings, require_positive
 from glasshouse.data import Batch, Corpus, PreferenceBatch, PreferenceDataset
 from glasshouse.errors import ConfigError
+from glasshouse.layers.attend import Attend
 from glasshouse.models import Model
 from glasshouse.objectives.loss import reference_precision
 from glasshouse.objectives.metric_sums import MetricSums
@@ -50,7 +51,15 @@ class DPO(Settings, Objective[PreferenceDataset]):
         return sum(weight.numel() for weight in model.parameters())
 
     def prepare(self, model: Model, corpus: Corpus, seq_len: int) -> DPO:
-        """Return a copy with the model as it is now for the reference."""
+        """Return a copy with the model as it is now for the reference; both compute without dropout.
+
+        Its noise would be larger than the margins of the first steps.
+        """
+        for module in model.modules():
+            if isinstance(module, nn.Dropout):
+                module.p = 0.0
+            elif isinstance(module, Attend):
+                module.dropout = 0.0
         ready = copy.copy(self)
         object.__setattr__(ready, "reference", copy.deepcopy(model).requires_grad_(False).eval())
         return ready

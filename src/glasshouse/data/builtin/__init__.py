@@ -54,7 +54,7 @@ class BuiltinDataset:
 
 
 _GENERATED = {"train": 50_000, "validation": 2_000, "test": 2_000}
-_PREFERENCES = {**_GENERATED, "train": 10_000}  # two sequences each, and far fewer are needed
+_PREFERENCES = {**_GENERATED, "train": 5_000}  # two sequences each, and far fewer are needed
 
 _BUILTINS = {
     each.name: each
@@ -98,7 +98,7 @@ _BUILTINS = {
         BuiltinDataset(
             "preferences",
             "preferences",
-            "Questions that ask for the result alone or a sentence, with a correct answer in each of these forms.",
+            "Questions as in chat with two correct answers, of which the result alone is preferred to a sentence.",
             _PREFERENCES.__getitem__,
             preferences.item,
         ),
