@@ -32,6 +32,7 @@ PROGRAM = re.compile(r"(\$ )?(\.venv/bin/)?(glasshouse|python -m glasshouse) ?")
 NOT_RUN: dict[str, str] = {}  # a command that cannot run in a test, and the reason
 GIVEN = (
     *("my", "mt.tsv", "en.txt", "de.txt", "reviews.csv", "names.jsonl", "chat.jsonl", "MODEL", "keys"),
+    "preferred.jsonl",
     *("numbers.txt", "names.txt"),
     *("runs/stdlib", "build/demo/code"),  # trained on another page
 )
@@ -68,6 +69,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "names.jsonl").write_text(f"{words}\n" * 60)
     messages = [{"role": "user", "content": "To be?"}, {"role": "assistant", "content": "Or not to be."}]
     (place / "chat.jsonl").write_text(f"{json.dumps({'messages': messages})}\n" * 60)
+    preferred = {"prompt": "To be?", "chosen": "Or not to be.", "rejected": "Yes."}
+    (place / "preferred.jsonl").write_text(f"{json.dumps(preferred)}\n" * 60)
     (place / "numbers.txt").write_text("1, 2, 3\n")
     (place / "names.txt").write_text("a, b, c\n")
     (place / "keys").write_text("a-key-of-enough-characters\n")
@@ -104,7 +107,7 @@ def small(tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(gh.serve.server, "listen", lambda host, port: listen(host, 0))
     monkeypatch.setattr(huggingface_hub, "snapshot_download", lambda name, **_: str(inputs / PUBLISHED[name]))
     monkeypatch.setattr(stdlib, "_files", lambda: LIBRARY)
-    for name in ("dates", "langid", "chat"):
+    for name in ("dates", "langid", "chat", "paraphrases", "preferences"):
         few = dataclasses.replace(builtin._BUILTINS[name], count=lambda _: 20)
         monkeypatch.setitem(builtin._BUILTINS, name, few)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -12,6 +13,8 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.models import Decoder, Encoder, build, check_tokenizer
 from glasshouse.text import Tokenizer
+
+M = TypeVar("M", Encoder, Decoder, Encoder | Decoder)
 
 
 @torch.no_grad()
@@ -64,7 +67,7 @@ def embed_ids(model: Encoder | Decoder, rows: Sequence[Sequence[int]], *, batch_
     torch.Size([2, 64])
     """
     check_lengths(model, rows)
-    pooled = _with_pooling(model)
+    pooled = with_pooling(model)
     device = model.token_embedding.table.weight.device
     result = torch.empty(len(rows), model.spec.d_model, device=device, dtype=model.token_embedding.table.weight.dtype)
     order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
@@ -87,12 +90,20 @@ def check_lengths(model: Encoder | Decoder, rows: Sequence[Sequence[int]]) -> No
             )
 
 
-def _with_pooling(model: Encoder | Decoder) -> Encoder | Decoder:
-    """Return the model, or the same modules with a mean-pooling head."""
+def with_pooling(model: M) -> M:
+    """Return the model, or the same modules with a mean-pooling head.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-encoder"))
+    >>> pooled = with_pooling(model)
+    >>> pooled.spec.head, pooled.stack is model.stack, with_pooling(pooled) is pooled
+    (Pooled(pooling='mean', dense=False), True, True)
+    """
     if isinstance(model.spec.head, spec.Pooled):
         return model
-    pooled = build(replace(model.spec, head=spec.Pooled("mean")), device="meta")
+    pooled: M = build(replace(model.spec, head=spec.Pooled("mean")), device="meta")
     for name, module in model.named_children():
         if name != "head":
             setattr(pooled, name, module)
+    pooled.tokenizer_fingerprint = model.tokenizer_fingerprint
     return pooled

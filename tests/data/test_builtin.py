@@ -31,11 +31,12 @@ from glasshouse.data.builtin import (
     cldr,
     dates,
     langid,
+    paraphrases,
     stdlib,
 )
 from glasshouse.errors import InputError
 
-GENERATED = ("dates", "langid", "chat")
+GENERATED = ("dates", "langid", "chat", "paraphrases", "preferences")
 SPLITS = ("train", "validation", "test")
 YEAR = [datetime.date(2024, 1, 1) + datetime.timedelta(days) for days in range(366)]
 
@@ -56,7 +57,14 @@ def sample(name: str, split: str = "train", size: int = 2000) -> list[object]:
 
 def test_the_names_and_kinds() -> None:
     kinds = {name: builtin_dataset(name).kind for name in builtin_datasets()}
-    assert kinds == {"stdlib": "text", "dates": "pairs", "langid": "labelled", "chat": "chat"}
+    assert kinds == {
+        "stdlib": "text",
+        "dates": "pairs",
+        "langid": "labelled",
+        "chat": "chat",
+        "paraphrases": "pairs",
+        "preferences": "preferences",
+    }
     for name in builtin_datasets():
         assert builtin_dataset(name).description.endswith(".")
         assert bool(builtin_dataset(name).labels) == (name == "langid")
@@ -146,7 +154,7 @@ def test_without_babel() -> None:
         "assert 'babel' not in sys.modules\n"
         "sys.modules['babel'] = None\n"
         "print(next(builtin_dataset('stdlib').items())[0], builtin_dataset('langid').labels[0])\n"
-        "for name in ('dates', 'langid', 'chat'):\n"
+        "for name in ('dates', 'langid', 'chat', 'preferences'):\n"
         "    try:\n"
         "        list(builtin_dataset(name).items('test'))\n"
         "    except Exception as error:\n"
@@ -154,7 +162,7 @@ def test_without_babel() -> None:
     )
     first, *errors = python(script).splitlines()
     assert first == "__future__.py en"
-    assert len(errors) == 3
+    assert len(errors) == 4
     for error in errors:
         assert error.startswith("InputError this dataset")
         assert error.endswith("run pip install 'glasshouse[cldr]'.")
@@ -545,3 +553,60 @@ def test_no_word_is_in_two_splits() -> None:
     assert len(shown["train"]) > 2000
     assert min(len(shown["validation"]), len(shown["test"])) > 80
     assert {word for split in SPLITS for word in chat.words()[split] if word.lower() == "france"} == {"France"}
+
+
+# Paraphrases.
+
+
+def meaning_of(text: str) -> tuple[int, ...]:
+    """Read a sentence again: who, whom, the action, the thing and the time, each by its number."""
+    text = text.removesuffix(".")
+    times = []
+    for time, phrases in enumerate(paraphrases.TIMES):
+        for phrase in phrases:
+            if text.lower().startswith(f"{phrase}, "):
+                times.append((time, text[len(phrase) + 2 :]))
+            elif text.endswith(f" {phrase}"):
+                times.append((time, text.removesuffix(f" {phrase}")))
+    ((time, rest),) = times
+    word = r"(?P<{}>\w+)".format
+    found = [
+        (action, match)
+        for action, forms in enumerate(paraphrases.ACTIONS)
+        for form in forms
+        if (
+            match := re.fullmatch(
+                form.format(one=word("one"), other=word("other"), thing=f"the {word('thing')}"), rest
+            )
+        )
+    ]
+    ((action, match),) = found
+    (one,), (other,), (thing,) = (
+        [number for number, forms in enumerate(choices) if match[name] in forms]
+        for name, choices in (
+            ("one", paraphrases.PEOPLE),
+            ("other", paraphrases.PEOPLE),
+            ("thing", paraphrases.THINGS),
+        )
+    )
+    return one, other, action, thing, time
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_paraphrases_mean_the_same_in_other_words(split: str) -> None:
+    little = {*"the a at by to from of in with".split(), "ago"}  # noqa: SIM905
+    for text, match in sample("paraphrases", split, 1000):  # type: ignore[attr-defined]
+        assert meaning_of(text) == meaning_of(match)
+        words = [{*re.findall(r"\w+", side.lower())} for side in (text, match)]
+        assert words[0] & words[1] <= little
+
+
+def test_meanings_are_in_one_split_and_have_their_twin_there() -> None:
+    known = {split: {*paraphrases._meanings()[split]} for split in SPLITS}
+    for one, other in itertools.combinations(SPLITS, 2):
+        assert not known[one] & known[other]
+    for split in SPLITS:
+        assert {(other, one, *rest) for one, other, *rest in known[split]} == known[split]
+        assert {meaning_of(text) for text, _ in sample("paraphrases", split, 1000)} <= known[split]  # type: ignore[attr-defined]
+    for split in ("validation", "test"):  # a text has one match only
+        assert len({meaning_of(text) for text, _ in builtin_dataset("paraphrases").items(split)}) == 1000

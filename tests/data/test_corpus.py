@@ -444,7 +444,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
     return fail
 
 
-LATER = ("labelled", "tagged", "chat")
+LATER = ("labelled", "tagged", "chat", "preferences")
 
 
 @pytest.mark.slow
@@ -468,7 +468,7 @@ def test_stopped_anywhere_it_resumes_to_the_same_files(
         monkeypatch.setattr(
             dataset_reader, "builtin_dataset", lambda name: gh.data.builtin_dataset(name, validation=60)
         )
-        source = [{"pairs": "dates", "labelled": "langid", "chat": "chat"}[kind]]
+        source = [{"pairs": "dates", "labelled": "langid"}.get(kind, kind)]
     settings = {"shard_tokens": 250, "split": "validation", "kind": kind}
     gh.data.prepare(source, tok, tmp_path / "whole", **settings)
     expected = contents(tmp_path / "whole")

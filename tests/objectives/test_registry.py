@@ -104,7 +104,9 @@ def test_a_new_objective_trains_and_evaluates(
     assert report.n_items == 40
     eval_command.show(report, {})
     assert f"{report.metrics['half_loss']:.4f}" in capsys.readouterr().out
-    with pytest.raises(InputError, match=r"encoder-decoders pairs, .* tagged and prefix language models pairs"):
+    with pytest.raises(
+        InputError, match=r"encoder-decoders pairs, .* text encoders pairs and prefix language models pairs"
+    ):
         find_objective(gh.preset("tiny-encoder"), result.datasets.train)
 
 
@@ -116,6 +118,6 @@ def test_a_mismatch_says_what_each_model_takes(tmp_path: Path) -> None:
         find_objective(gh.preset("tiny-decoder"), corpus)
     assert str(raised.value) == (
         "the corpus is of kind pairs, on which a model of kind decoder with the head next_token cannot be trained: "
-        "causal language models take text and chat, masked language models text, encoder-decoders pairs, sequence "
-        "classification labelled and token classification tagged."
+        "causal language models take text, chat and preferences, masked language models text, encoder-decoders "
+        "pairs, sequence classification labelled, token classification tagged and text encoders pairs."
     )

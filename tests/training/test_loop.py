@@ -551,11 +551,13 @@ def test_recipes_load() -> None:
         "dates",
         "langid",
         "masked-lm",
+        "paraphrases",
         "finetune-chat",
         "finetune-classifier",
         "vaswani-base",
         "python-3m",
         "demo",
+        "dpo",
     }
     assert set(recipes()) == expected
     for name in recipes():

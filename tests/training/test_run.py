@@ -95,6 +95,7 @@ def test_data_settings_check_their_types() -> None:
         ("stdlib", "books", None),  # as its columns tell
         ("dates", "langid", None),  # a set of its own kind
         ("finetune-chat", "chat", None),
+        ("dpo", "preferred.jsonl", "preferences"),
     ],
 )
 def test_a_recipe_sets_the_kind_of_data(recipe: str, path: str, kind: str | None) -> None:

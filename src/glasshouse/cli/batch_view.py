@@ -36,6 +36,9 @@ Line = tuple[str, list[Token], int]  # name, tokens, and the amount of padding
 def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) -> Iterator[Line]:
     """Yield the inputs and targets of one sequence of a batch."""
     show = partial(gh.text.visible_token, corpus.tokenizer)
+    if isinstance(batch, gh.data.PreferenceBatch):
+        yield from _answers(batch, row, show)
+        return
     ids, width = batch.ids[row].tolist(), batch.ids.shape[1]
     length = width if batch.lengths is None else int(batch.lengths[row])
     documents = [0] * width if batch.documents is None else batch.documents[row].tolist()
@@ -71,6 +74,16 @@ def lines(batch: gh.data.Batch, row: int, corpus: gh.data.Corpus, masked: bool) 
     tokens = [Token(show(number), in_loss, starts=new) for number, in_loss, new in islice(after, length)]
     name = "tokens" if batch.source is None else "target"
     yield name, [Token(show(ids[0])), *tokens], width - length
+
+
+def _answers(batch: gh.data.PreferenceBatch, pair: int, show: Callable[[int], str]) -> Iterator[Line]:
+    """Yield the prompt with its chosen and with its rejected answer."""
+    assert batch.lengths is not None
+    for row, name in enumerate(("chosen", "rejected"), 2 * pair):
+        length, ids = int(batch.lengths[row]), batch.ids[row].tolist()
+        after = zip(batch.answers[row].tolist(), batch.answer_mask[row].tolist(), strict=True)
+        tokens = [Token(show(number), in_loss) for number, in_loss in islice(after, length)]
+        yield name, [Token(show(ids[0])), *tokens], len(ids) - length
 
 
 def legend(kind: str, masked: bool) -> str | Text:
@@ -133,7 +146,8 @@ def summary(batch: gh.data.Batch) -> str:
             cells += ids.numel()
             tokens += ids.numel() if lengths is None else int(lengths.sum())
     targets = int(batch.loss_mask.sum())
-    in_loss = f"{targets:,} labels" if batch.targets.ndim == 1 else f"{targets / tokens:.1%}"
+    noun = "pairs" if isinstance(batch, gh.data.PreferenceBatch) else "labels"
+    in_loss = f"{targets:,} {noun}" if batch.targets.ndim == 1 else f"{targets / tokens:.1%}"
     return f"{tokens:,} tokens, {in_loss} in the loss, {1 - tokens / cells:.1%} padding"
 
 

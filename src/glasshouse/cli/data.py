@@ -19,7 +19,7 @@ app = typer.Typer(help="Tokenize datasets to disk, and inspect the batches of a 
 CorpusArgument = Annotated[
     Path, typer.Argument(metavar="CORPUS", help="A folder written by `glasshouse data prepare`.")
 ]
-Kind = Literal["text", "pairs", "labelled", "tagged", "chat"]
+Kind = Literal["text", "pairs", "labelled", "tagged", "chat", "preferences"]
 Split = Literal["train", "validation", "test"]
 
 MANIFEST = "manifest.json"  # written last

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import torch
 
 EXTRAS = {  # of pyproject.toml, those for users: the library, and what it is for
-    "cldr": ("Babel", "built-in datasets dates, langid and chat"),
+    "cldr": ("Babel", "built-in datasets dates, langid, chat and preferences"),
     "fast": ("gigatoken", "faster encoding of a corpus"),
     "parquet": ("pyarrow", "Parquet files as data"),
     "plots": ("matplotlib", "plots of a run's metrics"),

@@ -93,6 +93,12 @@ def generate(
     prompt_lookup: Annotated[
         bool, typer.Option("--prompt-lookup", help="Speculative decoding with drafts from the text so far.")
     ] = False,
+    draft_heads: Annotated[
+        bool,
+        typer.Option(
+            "--draft-heads", help="Speculative decoding with the model's own draft heads (multi-token prediction)."
+        ),
+    ] = False,
     int8: Annotated[
         bool,
         typer.Option("--int8", help="Quantize the weights to 8 bits, on the CPU: less memory, slightly less exact."),
@@ -141,14 +147,19 @@ def generate(
         raise gh.InputError(f"n is {n}, but a chat has one reply per message; leave out --n.")
     if system is not None and not chat:
         raise gh.InputError("--system was given without --chat; add --chat.")
-    if draft_model is not None and prompt_lookup:
-        raise gh.InputError("--draft-model and --prompt-lookup were both given; give one of them.")
+    drafts = {
+        "--draft-model": draft_model is not None,
+        "--prompt-lookup": prompt_lookup,
+        "--draft-heads": draft_heads,
+    }
+    if len(given := [name for name, on in drafts.items() if on]) > 1:
+        raise gh.InputError(f"{' and '.join(given[:2])} were both given; give one of them.")
     if int8 and int4:
         raise gh.InputError("--int8 and --int4 were both given; give one of them.")
     with screen.waiting("loading torch"):  # quantized weights run on the CPU only
         where = "cpu" if (int8 or int4) and device == "auto" else gh.device.resolve(device, "--device").type
     found, tok = _load(model, revision, ignore, where)
-    speculator = _speculator(draft_model, prompt_lookup, where)
+    speculator = _speculator(found if draft_heads else None, draft_model, prompt_lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)
     if chat and (translates or tok.chat_template is None):
         kind = "is an encoder-decoder" if translates else "has no chat template"
@@ -242,8 +253,10 @@ def _weights(int8: bool, int4: bool, many: bool, max_new_tokens: int) -> Literal
 
 
 def _speculator(
-    draft_model: str | None, prompt_lookup: bool, device: str
+    own: gh.models.Decoder | gh.models.Seq2Seq | None, draft_model: str | None, prompt_lookup: bool, device: str
 ) -> gh.generation.speculation.Speculator | None:
+    if own is not None:
+        return gh.generation.DraftHeads(cast("gh.models.Decoder", own))
     if draft_model is not None:
         model, _ = gh.load(draft_model, device=device)
         return gh.generation.DraftModel(cast("gh.models.Decoder", model))  # refuses other kinds itself
@@ -269,7 +282,8 @@ def _complete(
                 _head(number, len(found), one.score)
                 print(streaming.fit(one.text))
     reasons = dict.fromkeys(request.finish_reason for request in requests if request.finish_reason)
-    streaming.print_throughput(sum(len(request.ids) for request in requests), began, *reasons)
+    tokens = sum(len(request.ids) for request in requests)
+    streaming.print_throughput(tokens, began, *streaming.acceptance(engine), *reasons)
     lengths = streaming.LengthWarnings(engine)
     for request in requests:
         request.raise_on_error()

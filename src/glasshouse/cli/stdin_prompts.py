@@ -100,9 +100,8 @@ def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_jso
             for request in line.requests:
                 lengths.add(request)
             progress("generating", done, lines.n_bytes)
-    streaming.print_throughput(
-        tokens, began, f"{count:,} lines", *([f"{failed:,} of them refused"] if failed else [])
-    )
+    refused = [f"{failed:,} of them refused"] if failed else []
+    streaming.print_throughput(tokens, began, f"{count:,} lines", *refused, *streaming.acceptance(engine))
     lengths.show()
     if failed:
         raise typer.Exit(1)

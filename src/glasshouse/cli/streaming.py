@@ -114,6 +114,14 @@ def readable(prompt: bytes) -> str:
     return prompt.decode(errors="backslashreplace")
 
 
+def acceptance(engine: gh.Engine) -> tuple[str, ...]:
+    """Return how far drafts were accepted, if any were made."""
+    found = engine.speculation
+    if not found.n_drafts:
+        return ()
+    return f"{found.tokens_per_pass:.2f} tokens per pass", f"{found.acceptance_rate:.0%} of drafts accepted"
+
+
 def print_throughput(tokens: int, began: float, *more: str) -> None:
     """Print the number of tokens, the throughput and more, on a terminal."""
     if not sys.stderr.isatty():

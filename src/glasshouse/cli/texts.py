@@ -22,7 +22,7 @@ Columns = Annotated[
     list[str] | None,
     typer.Option(
         help="Columns of jsonl, csv, tsv and parquet files, as a,b; can be repeated.",
-        show_default="text; source,target; text,label; words,tags; messages",
+        show_default="text; source,target; text,label; words,tags; messages; prompt,chosen,rejected",
     ),
 ]
 Errors = Annotated[Literal["strict", "replace"], typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")]
@@ -56,7 +56,7 @@ def _builtin(name: str, progress: Progress) -> Iterator[bytes]:
         match found.kind:
             case "text" | "labelled":
                 texts = [item[1] if found.kind == "text" else item[0]]
-            case "pairs":
+            case "pairs" | "preferences":
                 texts = item
             case "chat":
                 texts = [message["content"] for message in item]

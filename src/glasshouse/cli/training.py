@@ -28,8 +28,8 @@ def train(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, finetune-chat, "
-            "finetune-classifier, vaswani-base, python-3m or demo.",
+            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, paraphrases, "
+            "finetune-chat, dpo, finetune-classifier, vaswani-base, python-3m or demo.",
         ),
     ] = "stdlib",
     settings: Annotated[
@@ -122,8 +122,10 @@ def _next(result: Result) -> Iterator[str]:
             left = result.model.spec.max_len - len(result.datasets.tok.encode(prompt[:PROMPT]))
             count = min(gh.SamplingParams().max_new_tokens, max(1, left))
             yield f"glasshouse generate {folder} {shlex.quote(prompt[:PROMPT])} --max-new-tokens {count}"
-        case "chat":
+        case "chat" | "preferences":
             yield f"glasshouse generate {folder} --chat"
+        case "pairs" if isinstance(result.model, gh.models.Encoder):
+            yield f"glasshouse serve {folder}"
         case "pairs":
             yield f"glasshouse generate {folder} {shlex.quote(prompt)}"
     yield f"glasshouse eval {folder}"

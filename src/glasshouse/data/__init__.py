@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from glasshouse.data.batch import Batch as Batch
+    from glasshouse.data.batch import PairBatch as PairBatch
+    from glasshouse.data.batch import PreferenceBatch as PreferenceBatch
     from glasshouse.data.batches import Batches as Batches
     from glasshouse.data.batches import Dataset as Dataset
     from glasshouse.data.builtin import builtin_dataset as builtin_dataset
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
     from glasshouse.data.corpus import Corpus as Corpus
     from glasshouse.data.item_datasets import ChatDataset as ChatDataset
     from glasshouse.data.item_datasets import ClassificationDataset as ClassificationDataset
+    from glasshouse.data.item_datasets import ContrastiveDataset as ContrastiveDataset
+    from glasshouse.data.item_datasets import PreferenceDataset as PreferenceDataset
     from glasshouse.data.item_datasets import Seq2SeqDataset as Seq2SeqDataset
     from glasshouse.data.item_datasets import TokenClassificationDataset as TokenClassificationDataset
     from glasshouse.data.parts import join as join
@@ -32,9 +36,13 @@ _EXPORTS = {
     "CausalLMDataset": "text_datasets",
     "ChatDataset": "item_datasets",
     "ClassificationDataset": "item_datasets",
+    "ContrastiveDataset": "item_datasets",
     "Corpus": "corpus",
     "Dataset": "batches",
     "MaskedLMDataset": "text_datasets",
+    "PairBatch": "batch",
+    "PreferenceBatch": "batch",
+    "PreferenceDataset": "item_datasets",
     "Seq2SeqDataset": "item_datasets",
     "TokenClassificationDataset": "item_datasets",
     "builtin_dataset": "builtin",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -63,8 +63,53 @@ class Batch:
         if count < 1:
             raise InputError(f"count is {count}, but a batch is split into at least 1 micro-batch.")
         size = -(-len(self) // count)
-        return [self._each(lambda tensor, at=at: tensor[at : at + size]) for at in range(0, len(self), size)]
+
+        def cut(tensor: Tensor, at: int) -> Tensor:
+            rows = len(tensor) // len(self)  # of one sample
+            return tensor[at * rows : (at + size) * rows]
+
+        return [self._each(lambda tensor, at=at: cut(tensor, at)) for at in range(0, len(self), size)]
 
     def _each(self, change: Any) -> Batch:  # noqa: ANN401 - a lambda with a default argument
-        given = ((field.name, getattr(self, field.name)) for field in fields(self))
+        given = ((each.name, getattr(self, each.name)) for each in fields(self))
         return replace(self, **{name: change(tensor) for name, tensor in given if tensor is not None})
+
+
+@dataclass(frozen=True)
+class PairBatch(Batch):
+    """Pairs of texts: rows 2i and 2i + 1 of `ids` and `lengths` are pair i.
+
+    `targets` [B, 2] has a number for each text, equal for equal texts; `loss_mask` [B] says which pairs count.
+
+    >>> ids = torch.tensor([[1, 2], [3, 4], [5, 6], [1, 2]])
+    >>> batch = PairBatch(ids, targets=torch.tensor([[8, 9], [7, 8]]), loss_mask=torch.tensor([True, True]))
+    >>> len(batch), [micro_batch.ids.tolist() for micro_batch in batch.microbatches(2)]
+    (2, [[[1, 2], [3, 4]], [[5, 6], [1, 2]]])
+    """
+
+    def __len__(self) -> int:
+        return len(self.loss_mask)
+
+
+@dataclass(frozen=True)
+class PreferenceBatch(Batch):
+    """Pairs of answers to prompts: rows 2k and 2k + 1 are those to prompt k, the chosen and the rejected one.
+
+    A pair is one target, so that `targets` and `loss_mask` have one entry for each.
+
+    >>> ids = torch.tensor([[1, 2], [1, 3], [4, 5], [4, 6]])
+    >>> pairs = torch.zeros(2, dtype=torch.long)
+    >>> batch = PreferenceBatch(ids, pairs, pairs == 0, answers=ids + 1, answer_mask=ids > 1)
+    >>> len(batch), batch.microbatches(2)[1].ids.tolist()
+    (2, [[4, 5], [4, 6]])
+    """
+
+    answers: Tensor = field(kw_only=True)  # [2B, S]: the next id at each position
+    answer_mask: Tensor = field(kw_only=True)  # [2B, S]: True where it is one of the answer
+
+    def __len__(self) -> int:
+        return len(self.targets)
+
+    def sequences(self) -> Batch:
+        """Return each prompt with its answer as a sequence of its own, with the tokens of the answer as targets."""
+        return Batch(self.ids, self.answers, self.answer_mask, lengths=self.lengths)

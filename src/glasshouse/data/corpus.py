@@ -1,8 +1,9 @@
 """A tokenized corpus on disk: memory-mapped shards, the tokenizer that encoded them, and a manifest with checksums.
 
-A corpus is a list of items, and an item is one array or two: a text; a source and its target; a text and its label
+A corpus is a list of items, and an item is one array to three: a text; a source and its target; a text and its label
 id; words and, as a second array, 1 + the tag id at the first id of each word and 0 elsewhere; a conversation and, as
-a second array, the lengths of its alternating context and assistant runs. The arrays are concatenated; the end offset
+a second array, the lengths of its alternating context and assistant runs; a prompt, the answer that is preferred and
+the one that is not. The arrays are concatenated; the end offset
 of each is stored next to them.
 """
 
@@ -28,10 +29,10 @@ FORMAT = 2
 MANIFEST, TOKENIZER = "manifest.json", "tokenizer"
 BLOCK_IDS = 2**22  # ids processed at a time
 SHARD_ARRAYS = ("ids", "ends")  # the files of a shard
-ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 2, "tagged": 2, "chat": 2}
-TOKEN_ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 1, "tagged": 1, "chat": 1}
+ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 2, "tagged": 2, "chat": 2, "preferences": 3}
+TOKEN_ARRAYS_PER_ITEM = {"text": 1, "pairs": 2, "labelled": 1, "tagged": 1, "chat": 1, "preferences": 3}
 
-Kind = Literal["text", "pairs", "labelled", "tagged", "chat"]
+Kind = Literal["text", "pairs", "labelled", "tagged", "chat", "preferences"]
 Ids = NDArray[np.integer[Any]]
 IdArray = NDArray[np.int64]
 

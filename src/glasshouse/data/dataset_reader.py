@@ -27,6 +27,7 @@ DEFAULT_COLUMNS: dict[Kind, tuple[str, ...]] = {
     "labelled": ("text", "label"),
     "tagged": ("words", "tags"),
     "chat": ("messages",),
+    "preferences": ("prompt", "chosen", "rejected"),
 }
 PROMPT_COMPLETION = ("prompt", "completion")  # the other columns of chat data
 
@@ -99,8 +100,12 @@ def open_reader(
             )
         files = sources.find_files(paths)
         read = partial(sources.read_records, files, columns, errors=errors)
-        if len(columns) != 2 and not (kind == "chat" and len(columns) == 1):
-            raise InputError(f"columns is {columns}, but {kind} has two, such as {DEFAULT_COLUMNS[kind]}; name them.")
+        count = len(DEFAULT_COLUMNS[kind])
+        if len(columns) != count and not (kind == "chat" and len(columns) == 2):
+            number = {2: "two", 3: "three"}.get(count, "one or two")
+            raise InputError(
+                f"columns is {columns}, but {kind} has {number}, such as {DEFAULT_COLUMNS[kind]}; name them."
+            )
     labels: tuple[str, ...] = ()
     if kind == "labelled":
         labels = _labels(files, columns[1], errors)

@@ -52,6 +52,8 @@ def make_encoder(
             return _Tagged(tokenizer, encoder, reader)
         case "chat":
             return lambda records: _join(part for one in records for part in _conversation(one, tokenizer, reader))
+        case "preferences":
+            return lambda records: _join(part for one in records for part in _preference(one, tokenizer, reader))
 
 
 class _Texts:
@@ -129,21 +131,79 @@ def _conversation(record: Record, tokenizer: Tokenizer, reader: DatasetReader) -
         match record.values:
             case (messages,):
                 ids, assistant_mask = tokenizer.encode_chat(messages)
-            case (prompt, completion) if tokenizer.chat_template is not None:
-                turns = [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]
-                ids, assistant_mask = tokenizer.encode_chat(turns)
             case (prompt, completion):
-                before, after = (
-                    tokenizer.encode(_text(value, record, reader), False) for value in (prompt, completion)
-                )
-                end = end_id(tokenizer)
-                after += [] if end is None else [end]
-                ids, assistant_mask = before + after, [False] * len(before) + [True] * len(after)
+                ids, assistant_mask = _answered(prompt, completion, tokenizer)
         if not any(assistant_mask):
             raise InputError("it has no assistant message to train on; remove it.")
     except GlasshouseError as error:
         raise InputError(f"{_where(record, reader)}: {error}") from None
     return ids, _runs(assistant_mask)
+
+
+def _answered(prompt: object, answer: object, tokenizer: Tokenizer) -> tuple[list[int], list[bool]]:
+    """Return the ids of a prompt and its answer, texts or messages, and which of them are the assistant's.
+
+    Without a chat template two texts follow each other, and an end token them; an answer of several messages is the
+    whole conversation.
+    """
+    if tokenizer.chat_template is None and isinstance(prompt, str) and isinstance(answer, str):
+        before, after = (tokenizer.encode(text, add_special_tokens=False) for text in (prompt, answer))
+        end = end_id(tokenizer)
+        after += [] if end is None else [end]
+        return before + after, [False] * len(before) + [True] * len(after)
+    if isinstance(answer, list) and len(answer) > 1:
+        return tokenizer.encode_chat(answer)
+    before_it = prompt if isinstance(prompt, list) else [{"role": "user", "content": prompt}]
+    turns = answer if isinstance(answer, list) else [{"role": "assistant", "content": answer}]
+    return tokenizer.encode_chat([*before_it, *turns])
+
+
+def _preference(record: Record, tokenizer: Tokenizer, reader: DatasetReader) -> list[list[int]]:
+    """Return the ids of a prompt, of the answer that is preferred and of the one that is not."""
+    prompt, *answers = record.values
+    try:
+        sides = []
+        for name, answer in zip(("chosen", "rejected"), answers, strict=True):
+            if answer is None or not str(_content(answer)).strip():
+                raise InputError(f"its {name} answer is empty; write one, or remove the record.")
+            sides.append(_split_answer(*_answered(prompt, answer, tokenizer)))
+        (before, chosen), (other, rejected) = sides
+        if before != other:
+            raise InputError("its chosen and rejected answers have different prompts; give both the same.")
+        if chosen == rejected:
+            raise InputError("its chosen and rejected answers are the same; remove the record.")
+    except GlasshouseError as error:
+        raise InputError(f"{_where(record, reader)}: {error}") from None
+    return [before, chosen, rejected]
+
+
+def _content(answer: object) -> object:
+    """Return the text of an answer, or that of its last message."""
+    match answer:
+        case [*_, {"content": content}]:
+            return content
+        case []:
+            return ""
+    return answer
+
+
+def _split_answer(ids: list[int], assistant_mask: list[bool]) -> tuple[list[int], list[int]]:
+    """Return what is before the last answer of a conversation, and that answer.
+
+    >>> _split_answer([5, 6, 7, 8, 9, 4], [False, True, False, True, True, False])
+    ([5, 6, 7], [8, 9])
+    """
+    stop = len(assistant_mask)
+    while stop and not assistant_mask[stop - 1]:
+        stop -= 1
+    start = stop
+    while start and assistant_mask[start - 1]:
+        start -= 1
+    if start == stop:
+        raise InputError("it has no assistant message to train on; remove it.")
+    if start == 0:
+        raise InputError("its prompt is empty; write one, or remove the record.")
+    return ids[:start], ids[start:stop]
 
 
 def _runs(mask: list[bool]) -> list[int]:

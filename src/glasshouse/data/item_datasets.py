@@ -1,7 +1,8 @@
-"""Datasets whose samples are whole items: pairs, labels, tags, conversations; batches are bucketed by length."""
+"""Datasets whose samples are whole items, such as pairs and conversations; batches are bucketed by length."""
 
 from __future__ import annotations
 
+import hashlib
 import operator
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from glasshouse.data.batch import Batch
+from glasshouse.data.batch import Batch, PairBatch, PreferenceBatch
 from glasshouse.data.corpus import Corpus, IdArray, Kind
 from glasshouse.data.shuffle import Bucketed
 from glasshouse.errors import InputError
@@ -137,6 +138,43 @@ def source_prefix_suffix(corpus: Corpus) -> tuple[list[int], list[int]]:
     return before, after if end in after[-1:] else [*after, end]
 
 
+class ContrastiveDataset(_BucketedDataset):
+    r"""Pairs of texts for an encoder that embeds them, each as `tokenizer.encode` gives it.
+
+    >>> import tempfile, glasshouse as gh
+    >>> tok = gh.Tokenizer.train(texts=["sold bought"], vocab_size=263)
+    >>> corpus = gh.data.prepare("paraphrases", tok, tempfile.mkdtemp(), split="test")
+    >>> batch = ContrastiveDataset(corpus, 8, max_len=128).batch(range(8))
+    >>> len(batch), len(batch.ids)
+    (8, 16)
+    """
+
+    kind = "pairs"
+
+    def __init__(self, corpus: Corpus, batch_size: int, *, max_len: int, seed: int = 0) -> None:
+        super().__init__(corpus, batch_size, max_len=max_len, seed=seed)
+        if len(empty := np.flatnonzero((corpus.lengths == 0).any(1))):
+            raise InputError(
+                f"item {empty[0]} of {corpus.source_name(int(empty[0]))} has an empty text, which has nothing to "
+                "embed; remove it."
+            )
+
+    def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lengths + sum(map(len, self.corpus.tokenizer.prefix_suffix_ids))
+
+    def _batch(self, items: list[int]) -> Batch:
+        texts = [part for item in items for part in self.corpus.item(item)]
+        ids, lengths = self._pad(
+            np.concatenate(texts), np.array(list(map(len, texts))), *self.corpus.tokenizer.prefix_suffix_ids
+        )
+        numbers = [
+            int.from_bytes(hashlib.blake2b(text.tobytes(), digest_size=8).digest(), "big", signed=True)
+            for text in texts
+        ]
+        targets = torch.tensor(numbers).view(-1, 2)
+        return PairBatch(ids, targets, torch.ones(len(items), dtype=torch.bool), lengths=lengths)
+
+
 class ClassificationDataset(_BucketedDataset):
     """Sequence classification: texts between a start and an end token, and label ids; long texts are truncated."""
 
@@ -199,3 +237,41 @@ class ChatDataset(_BucketedDataset):
         mask = _length_mask(lengths - 1, tokens.shape[1] - 1)
         ids, targets = (side.where(mask, torch.tensor(self.pad)) for side in (tokens[:, :-1], tokens[:, 1:]))
         return Batch(ids, targets, assistant_mask[:, 1:].bool() & mask, lengths=lengths - 1)
+
+
+class PreferenceDataset(_BucketedDataset):
+    r"""Prompts with two answers each, of which the first is preferred; both sequences must fit.
+
+    >>> import json, tempfile, glasshouse as gh
+    >>> from pathlib import Path
+    >>> folder = tempfile.mkdtemp()
+    >>> pair = {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
+    >>> _ = Path(folder, "a.jsonl").write_text(json.dumps(pair))
+    >>> tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
+    >>> tok.chat_template = None
+    >>> corpus = gh.data.prepare(f"{folder}/a.jsonl", tok, f"{folder}/ids", kind="preferences")
+    >>> batch = PreferenceDataset(corpus, 1, max_len=16).batch([0])
+    >>> [tok.decode(row[mask]) for row, mask in zip(batch.answers, batch.answer_mask)]
+    [' 4<|endoftext|>', ' 5<|endoftext|>']
+    """
+
+    kind = "preferences"
+
+    def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        return lengths[:, :1] + lengths[:, 1:] - 1
+
+    def _batch(self, items: list[int]) -> PreferenceBatch:
+        rows: list[IdArray] = []
+        starts: list[int] = []  # of the answers
+        for item in items:
+            prompt, *answers = self.corpus.item(item)
+            rows += [np.concatenate([prompt, answer]) for answer in answers]
+            starts += [len(prompt)] * len(answers)
+        tokens, lengths = self._pad(np.concatenate(rows), np.array([len(row) for row in rows]))
+        mask = _length_mask(lengths - 1, tokens.shape[1] - 1)
+        ids, answers_ = (side.where(mask, torch.tensor(self.pad)) for side in (tokens[:, :-1], tokens[:, 1:]))
+        in_answer = torch.arange(ids.shape[1]) >= torch.tensor(starts)[:, None] - 1
+        pairs = torch.zeros(len(items), dtype=torch.long)  # the first of two is preferred
+        return PreferenceBatch(
+            ids, pairs, pairs == 0, lengths=lengths - 1, answers=answers_, answer_mask=in_answer & mask
+        )

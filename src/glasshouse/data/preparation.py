@@ -18,6 +18,7 @@ from glasshouse.text.prefetch import prefetch_map
 from glasshouse.text.sources import MAX_CHUNK_BYTES, Chunk, Errors, Record
 from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
 
+TEMPLATED = ("chat", "preferences")  # kinds that a chat template encodes
 BATCH_BYTES = 2**24  # bytes encoded at a time
 BATCH_RECORDS = 2**14  # records encoded at a time
 CUT_CONTEXT_BYTES = 256  # bytes on both sides of a chunk boundary, to check whether it changes ids
@@ -39,9 +40,10 @@ def prepare(
 ) -> Corpus:
     r"""Tokenize files, folders, globs or a built-in dataset into a folder, and open it.
 
-    `kind` is the kind of item: "text", "pairs", "labelled", "tagged" or "chat"; `columns` are its columns in jsonl,
-    csv, tsv and parquet files; both are inferred from the column names if not given. A text ends with the tokenizer's
-    end-of-text token. Called again after an interruption, it resumes; after completion, it only opens the folder.
+    `kind` is the kind of item: "text", "pairs", "labelled", "tagged", "chat" or "preferences"; `columns` are its
+    columns in jsonl, csv, tsv and parquet files; both are inferred from the column names if not given. A text ends
+    with the tokenizer's end-of-text token. Called again after an interruption, it resumes; after
+    completion, it only opens the folder.
 
     `part=(3, 64)` prepares the third of 64 parts, a contiguous run of the files, into a folder of its own in
     `folder`, for `join` to make one corpus of; parts may be prepared at once, on as many machines.
@@ -63,7 +65,7 @@ def prepare(
         "tokenizer": tokenizer.fingerprint,
         "start_id": start_id(tokenizer),
         "end_id": end_id(tokenizer),
-        "chat_template": tokenizer.chat_template if reader.kind == "chat" else None,
+        "chat_template": tokenizer.chat_template if reader.kind in TEMPLATED else None,
         "sources": reader.fingerprint,
         "labels": list(reader.labels),
         "columns": list(columns),
@@ -142,7 +144,7 @@ def _write(
         "end_id": end_id(tokenizer),
         "items": sum(one["items"] for one in found),
         "labels": list(reader.labels),
-        "backend": "tokenizers, one segment at a time" if reader.kind == "chat" else encoder.backend,
+        "backend": "tokenizers, one segment at a time" if reader.kind in TEMPLATED else encoder.backend,
         "sources": found,
         "columns": list(reader.columns),
     }

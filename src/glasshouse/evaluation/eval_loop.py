@@ -33,13 +33,14 @@ def evaluate_samples(
     count = len(samples) if limit is None else min(limit, len(samples))
     was_training = model.training
     model.eval()
-    total = MetricSums()
+    total: MetricSums | None = None  # of the objective's own kind
     try:
         for start in range(0, count, batch_size):
             on_batch()
             batch = samples.batch(range(start, min(start + batch_size, count))).to(device)
             with autocast(device, autocast_dtype):
-                total += evaluate_batch(model, batch, token_bytes)
+                sums = evaluate_batch(model, batch, token_bytes)
+            total = sums if total is None else total + sums
     finally:
         model.train(was_training)
-    return total
+    return MetricSums() if total is None else total

@@ -12,5 +12,6 @@ from glasshouse.generation.grammar import Grammar as Grammar
 from glasshouse.generation.request import Completion as Completion
 from glasshouse.generation.request import Request as Request
 from glasshouse.generation.sampling_params import SamplingParams as SamplingParams
+from glasshouse.generation.speculation import DraftHeads as DraftHeads
 from glasshouse.generation.speculation import DraftModel as DraftModel
 from glasshouse.generation.speculation import PromptLookup as PromptLookup

@@ -106,8 +106,7 @@ class Engine:
         check_weights(weights)
         check_memory(model, slots, self.max_len, self.source_len, weight_copy_bytes(model, weights))
         chunk = max(min(self.prefill_chunk, self.max_len), 1 if speculator is None else speculator.n_draft_tokens + 1)
-        # To record, the index of a key in the cache must be its position, so sliding-window layers do not use ring
-        # buffers.
+        # To record, a key's index in the cache must be its position, so sliding-window layers use no ring buffers.
         self._runner = ModelRunner(
             model,
             slots=slots,
@@ -121,6 +120,7 @@ class Engine:
             vectors=self.steering,
             sites=sites,
         )
+        self.speculation = self._runner.speculation  # how far drafts were accepted so far
         self.slots = Slots(
             slots,
             prefix_caching=isinstance(model, Decoder) and not sites and not batch_invariant,

@@ -20,7 +20,7 @@ from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.sampling_slots import EMPTY_SLOT, SlotParams
 from glasshouse.generation.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.slots import Move, SequenceState
-from glasshouse.generation.speculation import Drafts, Speculator
+from glasshouse.generation.speculation import Drafts, SpeculationStats, Speculator
 from glasshouse.generation.steering import Steering
 from glasshouse.generation.step import DecodeOutput, PrefillChunk, SampledTokens, Step, StepOutput
 from glasshouse.inspection.steering import SteeringVector
@@ -71,8 +71,9 @@ class ModelRunner:
             Graphs(lambda: [cache.lengths, self.next_input_ids, *self.sampler.slots.tensors]) if use_graphs else None
         )
         self._prefill = Prefill(cache, self._graphs)
+        self.speculation = SpeculationStats()
         if speculator is not None:
-            speculator.setup(model, slots, max_len)
+            speculator.setup(self.model, slots, max_len)
 
     @property
     def runs_ahead(self) -> bool:
@@ -91,7 +92,9 @@ class ModelRunner:
             return None
         write_masks(step.decoding, self.sampler.slots)
         drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
-        return self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
+        output = self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
+        self.speculation.add(output.sampled.counts, output.written)
+        return output
 
     def _prefill_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
         """Prefill chunks of prompts, as many as possible in one pass."""

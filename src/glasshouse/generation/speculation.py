@@ -11,9 +11,11 @@ from torch import Tensor
 
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.inference_model import prepare_for_inference
+from glasshouse.generation.logits_kernels import argmax
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.slots import SequenceState, common_prefix_length
 from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.models.heads import LMHead
 from glasshouse.models.length import check_length
 
 
@@ -32,13 +34,44 @@ class Speculator(Protocol):
     n_draft_tokens: int  # per sequence and step, at most
 
     def setup(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
-        """Prepare for an engine."""
+        """Prepare for an engine, which runs this copy of its model."""
 
     def propose(self, seqs: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
         """Return drafts for the sequences in the first slots; None if there are none."""
 
     def move(self, old: int, new: int) -> None:
         """Follow a sequence to another slot."""
+
+
+@dataclass
+class SpeculationStats:
+    """How far drafts were accepted, over all sequences and forward passes in which they decoded.
+
+    >>> stats = SpeculationStats()
+    >>> stats.add(kept=[3, 1], written=[4, 4])  # three drafts each, of which two and none were accepted
+    >>> stats.tokens_per_pass, round(stats.acceptance_rate, 3)
+    (2.0, 0.333)
+    """
+
+    n_passes: int = 0  # one for each sequence that takes part in a forward pass
+    n_tokens: int = 0
+    n_drafts: int = 0
+
+    def add(self, kept: Sequence[int], written: Sequence[int]) -> None:
+        """Count a pass, after which each sequence has kept some of the tokens that were written to its cache."""
+        self.n_passes += len(kept)
+        self.n_tokens += sum(kept)
+        self.n_drafts += sum(written) - len(written)
+
+    @property
+    def tokens_per_pass(self) -> float:
+        """New tokens per sequence and pass: 1 without drafts."""
+        return self.n_tokens / max(1, self.n_passes)
+
+    @property
+    def acceptance_rate(self) -> float:
+        """The fraction of drafts that were accepted."""
+        return (self.n_tokens - self.n_passes) / max(1, self.n_drafts)
 
 
 class PromptLookup:
@@ -131,6 +164,59 @@ class DraftModel:
         """Copy the draft cache."""
         self._cache.copy_row(old, new, 0, len(self._cached[old]))
         self._cached[new] = self._cached[old][:]
+
+
+class DraftHeads:
+    """Self-speculative decoding: drafts from the model's own heads, as multi-token prediction trains them.
+
+    They read the hidden state from which the last token was sampled, so drafts cost no pass of their own.
+    """
+
+    def __init__(self, model: Decoder) -> None:
+        drafts = model.head.drafts if isinstance(model, Decoder) and isinstance(model.head, LMHead) else None
+        if drafts is None:
+            raise InputError(
+                'the model has no draft heads; train them with train.objective = { kind = "multi_token" }, or use '
+                "another speculator."
+            )
+        self.spec, self.drafts, self.n_draft_tokens = model.spec, drafts, len(drafts)
+
+    def setup(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
+        """Keep what the head is given in each forward pass of the engine's copy of the model."""
+        if model.spec != self.spec:
+            raise InputError("the draft heads are those of another model; make them from the model of the engine.")
+        self._model = model
+        self._hidden: Tensor | None = None  # of the last pass, [n, T, D]
+        self._seqs: dict[SequenceState, tuple[int, int]] = {}  # row there, and tokens cached before
+        model.head.register_forward_pre_hook(self._keep)
+
+    def _keep(self, head: object, inputs: tuple[Tensor, ...]) -> None:
+        if inputs[0].shape[1]:  # in prefill, the head is given nothing
+            self._hidden = inputs[0]
+
+    def propose(self, seqs: Sequence[SequenceState], sampler: Sampler) -> Drafts | None:
+        """Draft what each head finds most likely; a sequence has none in its first pass."""
+        before, self._seqs = self._seqs, {seq: (row, seq.n_cached) for row, seq in enumerate(seqs)}
+        limits = [max_draft_tokens(seq, self.n_draft_tokens) if seq in before else 0 for seq in seqs]
+        device, width = sampler.slots.device, max(limits)
+        if width == 0:  # and yet not None: CUDA graphs, which bypass the hook, decode without drafts
+            return Drafts(
+                torch.zeros(len(seqs), 0, dtype=torch.long, device=device), torch.tensor(limits, device=device)
+            )
+        found = [before.get(seq, (0, seq.n_cached - 1)) for seq in seqs]
+        rows = torch.tensor([row for row, _ in found], device=device)
+        last = torch.tensor(
+            [seq.n_cached - start - 1 for seq, (_, start) in zip(seqs, found, strict=True)], device=device
+        )
+        assert self._hidden is not None
+        x = self._hidden[rows, last]
+        x = torch.stack([draft(x) for draft in self.drafts[:width]], 1)
+        # Not called as a module, which would call the hook.
+        logits = self._model.head.forward(x, None, self._model.token_embedding.table.weight)
+        return Drafts(argmax(logits), torch.tensor(limits, device=device))
+
+    def move(self, old: int, new: int) -> None:
+        """Do nothing: sequences are known by themselves, not by their slots."""
 
 
 def max_draft_tokens(seq: SequenceState, n_draft_tokens: int) -> int:

@@ -37,6 +37,7 @@ from glasshouse.layers.lora import lora_layers
 from glasshouse.models import Model, build, check_tokenizer, checked_parameters
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.generation_config import with_end_ids
+from glasshouse.models.surgery import with_draft_heads
 from glasshouse.text import Tokenizer
 
 FAMILIES = {
@@ -250,8 +251,11 @@ def folder_writer(
 def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> str:
     """Save a folder that transformers loads, and return its model_type; raise ConfigError if no family fits.
 
-    `read` returns the weights, one by one, of a model on the device meta.
+    Draft heads are left out: no family has them, and they do not change what the model predicts. `read` returns the
+    weights, one by one, of a model on the device meta.
     """
+    if getattr(model.spec.head, "n_draft_heads", 0):
+        model = with_draft_heads(model, 0)
     weights = _weights(model, read)
     family, unsupported = matching_family(model.spec, weights)
     if family is None:

@@ -41,14 +41,33 @@ class ShardedLogits(NamedTuple):
     group: dist.ProcessGroup
 
 
-class LMHead(nn.Module):
-    """Language-model head: logits over the vocabulary, tied to the token embedding."""
+class DraftHead(nn.Module):
+    """What the hidden state of a later token will be, from that of an earlier one (a Medusa head).
 
-    def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool) -> None:
+    A head with a transformer block of its own would need a KV cache of its own.
+    """
+
+    def __init__(self, d_model: int) -> None:
+        super().__init__()
+        self.project = nn.Linear(d_model, d_model)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map hidden states x [..., D] to [..., D]."""
+        return x + F.silu(self.project(x))
+
+
+class LMHead(nn.Module):
+    """Language-model head: logits over the vocabulary, tied to the token embedding.
+
+    Its draft heads, if any, are for those who ask: `forward` does not run them.
+    """
+
+    def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool, n_draft_heads: int = 0) -> None:
         super().__init__()
         self.transform = transform
         self.scale = s.d_model**-0.5 if s.logit_scale else 1.0
         self.bias = nn.Parameter(torch.empty(s.vocab_size)) if bias else None
+        self.drafts = nn.ModuleList(DraftHead(s.d_model) for _ in range(n_draft_heads)) if n_draft_heads else None
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map hidden states x [B, S, D] to logits [B, S, V]."""
@@ -68,8 +87,8 @@ class LMHead(nn.Module):
 class UntiedLMHead(LMHead):
     """Language-model head with its own unembedding matrix."""
 
-    def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool) -> None:
-        super().__init__(s, transform, bias)
+    def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool, n_draft_heads: int = 0) -> None:
+        super().__init__(s, transform, bias, n_draft_heads)
         self.weight = nn.Parameter(torch.empty(s.vocab_size, s.d_model))
 
     def unembedding(self, table: Tensor) -> Tensor:
@@ -148,8 +167,8 @@ def make_head(s: spec.Spec) -> nn.Module:
             return NoHead()
         case spec.Pooled(pooling, with_dense):
             return Pooler(pooling, dense(with_dense))
-        case spec.NextToken(tied, bias):
-            return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias)
+        case spec.NextToken(tied, bias, n_draft_heads):
+            return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias, n_draft_heads)
         case spec.MaskedToken(tied, bias, True):
             activation, norm = make_activation(s.feedforward), make_norm(s.norm, s.d_model)
             transform = nn.Sequential(nn.Linear(s.d_model, s.d_model), activation, norm)

@@ -1,9 +1,10 @@
-"""Model surgery: give a trained model a new tokenizer, or a new classification head."""
+"""Model surgery: give a trained model a new tokenizer, a new classification head, or draft heads."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from torch import Tensor
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.models.builder import Model, build
+from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.heads import LMHead
@@ -18,6 +20,8 @@ from glasshouse.models.integrity import checked_parameters
 from glasshouse.models.tokenizer_check import check_tokenizer
 from glasshouse.models.weight_init import init_weights
 from glasshouse.text import Tokenizer
+
+M = TypeVar("M", Encoder, Decoder)
 
 
 @torch.no_grad()
@@ -77,17 +81,45 @@ def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> 
             head = spec.SequenceClassification(n_labels, pooling, dense)
         case _:
             head = spec.SequenceClassification(n_labels)
+    kept = {name: weight for name, weight in checked_parameters(model).items() if not name.startswith("head.")}
+    return _with_head(model, head, kept)
+
+
+@torch.no_grad()
+def with_draft_heads(model: Model, n_draft_heads: int) -> Decoder:
+    """Return a copy of a decoder with this many draft heads: those it has, and new ones; 0 removes them.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> drafting = with_draft_heads(model, 3)
+    >>> len(drafting.head.drafts), torch.equal(drafting(torch.tensor([[1, 2]])), model(torch.tensor([[1, 2]])))
+    (3, True)
+    >>> with_draft_heads(drafting, 0).spec == model.spec
+    True
+    """
+    if not isinstance(model, Decoder) or not isinstance(model.spec.head, spec.NextToken):
+        raise InputError(
+            f"the model is a {model.spec.kind} with the head {model.spec.head.kind}, but draft heads need a decoder "
+            "that predicts the next token; start from one."
+        )
+    head = replace(model.spec.head, n_draft_heads=n_draft_heads)
+    changed = _with_head(model, head, checked_parameters(model))
+    changed.extra_files = dict(model.extra_files)
+    return changed
+
+
+def _with_head(model: M, head: spec.Head, kept: Mapping[str, Tensor]) -> M:
+    """Return a copy with another head, and copies of the weights that are `kept`; others are new."""
     table = model.token_embedding.table.weight
-    classifier = build(replace(model.spec, head=head), device="meta", dtype=table.dtype)
-    classifier.head.to_empty(device=table.device)
-    init_weights(classifier.head, classifier.spec)
-    fresh = {f"head.{name}": weight for name, weight in classifier.head.state_dict().items()}
-    kept = {
-        name: weight.clone() for name, weight in checked_parameters(model).items() if not name.startswith("head.")
-    }
-    _load(classifier, kept | fresh, model)
-    classifier.tokenizer_fingerprint = model.tokenizer_fingerprint
-    return classifier
+    changed: M = build(replace(model.spec, head=head), device="meta", dtype=table.dtype)
+    changed.head.to_empty(device=table.device)
+    init_weights(changed.head, changed.spec)
+    weights = {f"head.{name}": weight for name, weight in changed.head.state_dict().items()}
+    names = changed.state_dict().keys()
+    weights |= {name: weight.clone() for name, weight in kept.items() if name in names}
+    _load(changed, weights, model)
+    changed.tokenizer_fingerprint = model.tokenizer_fingerprint
+    return changed
 
 
 def _load(copy: Model, weights: Mapping[str, Tensor], model: Model) -> None:

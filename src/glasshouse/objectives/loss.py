@@ -62,6 +62,14 @@ def cross_entropy(logits: Tensor | Unprojected | ShardedLogits, batch: Batch, sm
     )
 
 
+def reference_precision(logits: Tensor) -> AbstractContextManager[object]:
+    """Return the context in which a frozen model computes beside a trained one, from the logits of that.
+
+    The weights of the frozen one are in float32, those of a `LowPrecisionCopy` are not.
+    """
+    return autocast(logits.device, logits.dtype if logits.dtype.itemsize == 2 else torch.float32)
+
+
 def autocast(device: torch.device, autocast_dtype: torch.dtype) -> AbstractContextManager[object]:
     """Return a context of mixed precision: float32 weights, matrix products in `autocast_dtype`."""
     return nullcontext() if autocast_dtype == torch.float32 else torch.autocast(device.type, autocast_dtype)

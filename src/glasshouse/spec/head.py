@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 from glasshouse.config import Settings, require, require_positive
@@ -39,15 +39,23 @@ class Pooled(Settings):
 
 @dataclass(frozen=True)
 class NextToken(Settings):
-    """Causal language-model head: logits over the vocabulary, with tied embeddings or its own matrix."""
+    """Causal language-model head: logits over the vocabulary, with tied embeddings or its own matrix.
+
+    Draft heads predict the tokens after the next one, for speculative decoding; they do not change the logits.
+    """
 
     kind: ClassVar[str] = "next_token"
     tied: bool = True  # the unembedding is the token embedding
     bias: bool = False  # a bias on the logits
+    # linear layers that predict the second next token, the third and so on (multi-token prediction); 0: none
+    n_draft_heads: int = field(default=0, metadata={"omit_default": True})
+
+    def check(self) -> None:
+        require(self.n_draft_heads >= 0, "next_token.n_draft_heads", self.n_draft_heads, "0 or more")
 
     def n_parameters(self, s: TransformerSpec) -> int:
         """Return the number of parameters of the head."""
-        return vocabulary_parameters(s, self.tied, self.bias)
+        return vocabulary_parameters(s, self.tied, self.bias) + self.n_draft_heads * dense_parameters(s)
 
 
 @dataclass(frozen=True)

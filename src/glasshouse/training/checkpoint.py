@@ -32,9 +32,9 @@ from glasshouse.text import Tokenizer
 from glasshouse.training import chunks
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
 from glasshouse.training.chunks import is_split, owned_chunks, read_like
+from glasshouse.training.differences import describe_differences
 from glasshouse.training.joint_write import write_folder
 from glasshouse.training.parallel import gathered, whole
-from glasshouse.training.run import describe_differences
 from glasshouse.training.step import EMA, TrainStep
 
 
@@ -50,7 +50,8 @@ class TrainerState:
     grad_accum: int = 1  # micro-batches per step
     initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
     pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
-    custom: dict[str, str] = field(default_factory=dict)  # names of the objective and optimizer given in Python
+    # names of what was given in Python, and fingerprints of an objective's frozen models
+    custom: dict[str, str] = field(default_factory=dict)
 
     @property
     def unwritten(self) -> int:
@@ -202,13 +203,13 @@ class Checkpointer:
         copied.tokenizer_fingerprint, copied.extra_files = self.model.tokenizer_fingerprint, self.model.extra_files
         return copied
 
-    def save_model(self, folder: Path) -> Model:
-        """Save the current model to a folder, and return a copy on the CPU; without weights if another saves it."""
+    def save_model(self, folder: Path, finish: Callable[[Model], Model]) -> Model:
+        """Save the finished model to a folder, and return a copy on the CPU; without weights if another saves it."""
         if not self.has_lora and is_split(self.model.state_dict().values()):
             return self._save_from_shards(folder)
-        model = self.snapshot()
-        if model is None:
+        if (copied := self.snapshot()) is None:
             return self._on_meta()
+        model = finish(copied)
         with self.report_write_errors():
             self.checkpoints.snapshots.make_room(lambda: hub.save(model, self.tok, folder))
         return model

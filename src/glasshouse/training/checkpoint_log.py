@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict
-from glasshouse.data import Batch, CausalLMDataset, ChatDataset, Dataset, MaskedLMDataset, Seq2SeqDataset
+from glasshouse.data import (
+    Batch,
+    CausalLMDataset,
+    ChatDataset,
+    Dataset,
+    MaskedLMDataset,
+    PreferenceBatch,
+    PreferenceDataset,
+    Seq2SeqDataset,
+)
 from glasshouse.errors import InputError
 from glasshouse.generation import generate
 from glasshouse.inspection.geometry import residual_norms
@@ -148,6 +157,8 @@ class Probes:
 def first_texts(val_samples: Dataset) -> Batch:
     """Return the first validation samples, truncated to `LONGEST` tokens."""
     batch = val_samples.batch(range(min(ROWS, len(val_samples))))
+    if isinstance(batch, PreferenceBatch):
+        batch = batch.sequences()
     present = {name: tensor for name, tensor in vars(batch).items() if tensor is not None}
     rows = {name: tensor[:, :LONGEST] for name, tensor in present.items() if tensor.dim() == 2}
     lengths = {name: tensor.clamp(max=LONGEST) for name, tensor in present.items() if name.endswith("lengths")}
@@ -203,7 +214,7 @@ def make_prompts(val_samples: Dataset, tok: Tokenizer, length: int, count: int) 
     match val_samples:
         case CausalLMDataset():
             return TextPrompts(val_samples, tok, length, count)
-        case Seq2SeqDataset() | ChatDataset():
+        case Seq2SeqDataset() | ChatDataset() | PreferenceDataset():
             return SourcePrompts(val_samples, tok, count)
         case MaskedLMDataset():
             return MaskedPrompts(val_samples, tok, count)
@@ -230,18 +241,20 @@ class TextPrompts:
 
 
 class SourcePrompts:
-    """Sources, or the first messages of conversations, with reference answers."""
+    """Sources, the first messages of conversations, or prompts of preferences, with reference answers."""
 
-    def __init__(self, samples: Seq2SeqDataset | ChatDataset, tok: Tokenizer, count: int) -> None:
+    def __init__(self, samples: Seq2SeqDataset | ChatDataset | PreferenceDataset, tok: Tokenizer, count: int) -> None:
         self.tok = tok
         self.pairs: list[tuple[list[int], list[int]]] = []
         for item in samples.item_indices[:count].tolist():
-            first, second = (part.tolist() for part in samples.corpus.item(item))
+            first, second = (part.tolist() for part in samples.corpus.item(item)[:2])
             if isinstance(samples, Seq2SeqDataset):
                 self.pairs.append((samples.source(first), second))
+            elif isinstance(samples, PreferenceDataset):
+                self.pairs.append((first, second))
             elif len(second) > 1 and second[0]:  # lengths of the context and of the answer to it
                 self.pairs.append((first[: second[0]], first[second[0] : second[0] + second[1]]))
-        self.show_special = isinstance(samples, ChatDataset)  # they mark the roles
+        self.show_special = not isinstance(samples, Seq2SeqDataset)  # they mark the roles
         self.ends = {reference[-1] for _, reference in self.pairs if reference} & tok.special_ids | {samples.end}
         # An answer longer than twice the longest reference is wrong anyway.
         self.max_new_tokens = min(

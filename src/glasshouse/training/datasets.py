@@ -34,7 +34,7 @@ class Datasets:
 
 
 def prepare_datasets(choice: Data, folder: Path, known: Tokenizer | None, progress: ProgressCallback) -> Datasets:
-    """Prepare the datasets of a run, or find them in its folder; `known` is the tokenizer of the base model."""
+    """Prepare the datasets of a run, or find them in its folder; `known` is a tokenizer that the model has."""
     tok = _tokenizer(choice, folder / "tokenizer", known, progress)
     train = _corpus(choice, choice.path, "train", tok, folder / "data" / "train", progress)
     if choice.validation:

@@ -24,7 +24,7 @@ from glasshouse.training.progress import Display, ProgressReporter, SilentReport
 from glasshouse.training.recovery import Recovery
 from glasshouse.training.result import Result, save_result
 from glasshouse.training.run import Pretrained, Run
-from glasshouse.training.setup import Setup, describe, make_setup
+from glasshouse.training.setup import Setup, check_objective, describe, make_setup
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.trackers import Trackers
 
@@ -80,6 +80,9 @@ def _train_in(
     run: Run, custom: Custom, processes: Processes, device: torch.device, progress: ProgressReporter
 ) -> Result:
     """Prepare the data in the run folder, which the main process alone locks and writes, and train."""
+    chosen = custom.choose_objective(run.train.objective)
+    if chosen is not None:
+        check_objective(chosen, run.train, processes)  # before the data are prepared
     with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
         for note in run.notes:
             progress.log(note)
@@ -90,9 +93,10 @@ def _train_in(
         if isinstance(run.model, Pretrained):
             progress.stage("loading the model to start from", 0, 0)
             base = load_base(run.model.source, run.data)
-        choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None))
+        choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None, chosen))
+        known = base[1] if base else chosen.tokenizer() if chosen else None
         with processes.main_first():
-            datasets = prepare_datasets(choice, folder, base[1] if base else None, progress.stage)
+            datasets = prepare_datasets(choice, folder, known, progress.stage)
         with Signals() as signals:
             progress.stage("building the model", 0, 0)
             setup = make_setup(run, folder, device, datasets, base, progress, signals, processes, custom)

@@ -76,6 +76,12 @@ class Recovery:
                 f"{setup.run.data.seq_len} tokens per micro-batch; try train.grad_accum={2 * state.grad_accum}, "
                 "train.activation_checkpointing=true or more processes."
             )
+        if setup.objective.whole_batch:
+            raise InputError(
+                f"out of memory with {batch_size} samples of up to {setup.run.data.seq_len} tokens, which the "
+                "objective compares in one step; lower train.batch_tokens, or try "
+                "train.activation_checkpointing=true."
+            )
         if state.grad_accum >= batch_size:
             raise InputError(
                 f"out of memory with one sequence of {setup.run.data.seq_len} tokens; choose a smaller model or a "

@@ -40,7 +40,7 @@ def save_result(setup: Setup) -> Result:
     setup.processes.wait()  # for the last checkpoint, which the main process writes
     saved_step, is_last = _load_best(setup)
     with setup.ema.applied() if setup.ema is not None and is_last else nullcontext():
-        model = setup.checkpointer.save_model(setup.folder / MODEL)
+        model = setup.checkpointer.save_model(setup.folder / MODEL, setup.objective.finish)
         _save_adapter(setup)
         report = None if setup.gathers else _shared_report(setup)
     if setup.processes.is_main:

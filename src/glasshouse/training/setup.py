@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from glasshouse import config, spec
 from glasshouse import device as machine
-from glasshouse import spec
 from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
@@ -17,7 +17,7 @@ from glasshouse.models import Model
 from glasshouse.objectives import Objective, find_objective
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup
-from glasshouse.training.checkpoint import Checkpointer, TrainerState
+from glasshouse.training.checkpoint import Checkpointer, TrainerState, fingerprint
 from glasshouse.training.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.custom import Custom
@@ -99,14 +99,17 @@ def make_setup(
 ) -> Setup:
     """Build everything for a run; `base` is the pretrained model to start from, if any."""
     choice, tok, length = run.train, datasets.tok, run.data.seq_len
+    chosen = custom.choose_objective(choice.objective)
     precision = resolve_precision(choice.precision, device)
     torch.manual_seed(choice.seed)
     if processes.is_parallel:
         check_parallel_precision(choice.precision, precision)
-        model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision)
+        model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision, chosen)
     else:
-        model = model_setup.make_initial_model(run, datasets, base, device)
-    objective = custom.choose_objective(find_objective(model.spec, datasets.train))
+        model = model_setup.make_initial_model(run, datasets, base, device, chosen)
+    objective = find_objective(model.spec, datasets.train, chosen)
+    check_objective(objective, choice, processes)
+    objective = custom.with_loss(objective.prepare(model, datasets.train, length))
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
     steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
     if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
@@ -137,10 +140,19 @@ def make_setup(
     layout = SINGLE
     if processes.is_parallel:
         layout = choose_run_layout(choice.parallel, processes, spec.count_parameters(model.spec), device)
-    grad_accum = choice.grad_accum or estimate_grad_accum(
-        model, choice, len(batches.share), length, precision, machine.memory_bytes(device), layout
+    grad_accum = 1 if objective.whole_batch else choice.grad_accum
+    grad_accum = grad_accum or estimate_grad_accum(
+        model,
+        choice,
+        len(batches.share) * objective.sequences_per_sample,
+        length,
+        precision,
+        machine.memory_bytes(device),
+        layout,
+        chosen,
     )
-    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names)
+    held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
+    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names | held)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
         model,
@@ -179,6 +191,21 @@ def make_setup(
         metrics=Journal(folder / METRICS, writes=processes.is_main),
         checkpoint_log=CheckpointLog(folder, probes, prompts, reporter.log, writes=processes.is_main),
     )
+
+
+def check_objective(objective: Objective[Any], choice: Train, processes: Processes) -> None:
+    """Refuse several processes, or gradient accumulation, for an objective that cannot be shared or split."""
+    name = getattr(objective, "kind", type(objective).__name__)
+    if processes.is_parallel and not objective.parallel:
+        raise InputError(
+            f"{processes.world_size} processes were started, but one alone can train with the objective {name}; "
+            "start it without torchrun."
+        )
+    if objective.whole_batch and choice.grad_accum > 1:
+        raise ConfigError(
+            f"train.grad_accum is {choice.grad_accum}, but the objective {name} compares all samples of a step with "
+            "each other; leave it out, and lower train.batch_tokens if memory runs out."
+        )
 
 
 def _make_data(
@@ -230,6 +257,7 @@ def estimate_grad_accum(
     precision: torch.dtype,
     memory: int,
     layout: Layout = SINGLE,
+    chosen: Objective[Any] | None = None,
 ) -> int:
     """Estimate, as `glasshouse plan` does, the gradient accumulation with which a batch fits into `memory` bytes.
 
@@ -238,7 +266,7 @@ def estimate_grad_accum(
     >>> [estimate_grad_accum(model, Train(), 64, 1024, torch.bfloat16, 2**30 * size) for size in (139, 24, 12)]
     [1, 2, 4]
     """
-    step = run_memory(model, choice, precision, layout)
+    step = run_memory(model, choice, precision, layout, chosen)
     usable = USABLE if precision == torch.bfloat16 else USABLE_UNMEASURED
     return choose_grad_accum(step, batch_size, length, usable * memory)
 
@@ -254,6 +282,7 @@ def describe(setup: Setup) -> list[str]:
     columns = ", ".join(datasets.train.manifest.get("columns", ()))
     kind = datasets.train.kind + (f" (columns {columns})" if columns else "")
     samples, batch_size = setup.batches.samples, setup.batches.batch_size
+    noun = "sequence" if setup.objective.sequences_per_sample == 1 else "pair"
     too_long = getattr(samples, "n_too_long", 0)
     longer = f"; {too_long:,} items longer than data.seq_len dropped" if too_long else ""
     named = str(device)
@@ -268,9 +297,21 @@ def describe(setup: Setup) -> list[str]:
         f"{datasets.validation.n_tokens:,} for validation{longer}",
         f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
         f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if setup.train_step.compiled else ''}",
+        *([f"loss     {_describe_objective(setup)}"] if run.train.objective else []),
         f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in "
-        f"{_count(batch_size, 'sequence')}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",
+        f"{_count(batch_size, noun)}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",
     ]
+
+
+def _describe_objective(setup: Setup) -> str:
+    """Return the settings of the objective, and the size of the models that it keeps beside the trained one."""
+    table = config.dump(setup.run.train.objective)
+    sizes = {
+        name: sum(weight.numel() for weight in model.parameters())
+        for name, model in setup.objective.frozen_models().items()
+    }
+    beside = "".join(f"; {name}: {size:,} parameters, frozen" for name, size in sizes.items())
+    return table.pop("kind") + "".join(f", {name} {value}" for name, value in table.items()) + beside
 
 
 def _count(number: int, noun: str) -> str:

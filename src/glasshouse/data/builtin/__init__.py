@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from glasshouse.config import did_you_mean
-from glasshouse.data.builtin import chat, dates, langid, stdlib
+from glasshouse.data.builtin import chat, dates, langid, paraphrases, preferences, stdlib
 from glasshouse.data.builtin.splits import SPLITS
 from glasshouse.errors import InputError
 
 __all__ = ["SPLITS", "BuiltinDataset", "builtin_dataset", "builtin_datasets", "is_builtin"]
 
-Kind = Literal["text", "pairs", "labelled", "chat"]
+Kind = Literal["text", "pairs", "labelled", "chat", "preferences"]
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class BuiltinDataset:
         """Yield the items of a split from index `start` on, without generating those before it.
 
         An item of kind text is (name, text), of pairs (source, target), of labelled (text, label), of chat a list of
-        {"role": ..., "content": ...}.
+        {"role": ..., "content": ...}, of preferences (prompt, chosen, rejected).
 
         >>> next(builtin_dataset("dates").items("train", start=9))
         ('tisdag 24 oktober 2023', '2023-10-24')
@@ -54,6 +54,7 @@ class BuiltinDataset:
 
 
 _GENERATED = {"train": 50_000, "validation": 2_000, "test": 2_000}
+_PREFERENCES = {**_GENERATED, "train": 5_000}  # two sequences each, and far fewer are needed
 
 _BUILTINS = {
     each.name: each
@@ -87,6 +88,20 @@ _BUILTINS = {
             _GENERATED.__getitem__,
             chat.item,
         ),
+        BuiltinDataset(
+            "paraphrases",
+            "pairs",
+            "Two sentences with the same meaning, in other words and in another order.",
+            {**_GENERATED, "validation": 1_000, "test": 1_000}.__getitem__,
+            paraphrases.item,
+        ),
+        BuiltinDataset(
+            "preferences",
+            "preferences",
+            "Questions as in chat with two correct answers, of which the result alone is preferred to a sentence.",
+            _PREFERENCES.__getitem__,
+            preferences.item,
+        ),
     )
 }
 
@@ -95,7 +110,7 @@ def builtin_datasets() -> tuple[str, ...]:
     """List the names that `builtin_dataset` takes.
 
     >>> builtin_datasets()
-    ('stdlib', 'dates', 'langid', 'chat')
+    ('stdlib', 'dates', 'langid', 'chat', 'paraphrases', 'preferences')
     """
     return tuple(_BUILTINS)
 
@@ -133,4 +148,4 @@ def builtin_dataset(name: str, **sizes: int) -> BuiltinDataset:
             raise InputError(f"there is no split {split!r} of {name}; {did_you_mean(split, SPLITS)}")
         if size < 0:
             raise InputError(f"{split} is {size}, but a size must be 0 or more.")
-    return dataclasses.replace(found, count={**_GENERATED, **sizes}.__getitem__)
+    return dataclasses.replace(found, count={**found.sizes(), **sizes}.__getitem__)

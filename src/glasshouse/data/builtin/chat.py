@@ -130,8 +130,7 @@ def item(split: str, index: int) -> list[Message]:
     for _ in range(*rng.choices((1, 2, 3), weights=(5, 3, 2))):
         again = bool(left) and rng.random() < 0.5
         if not again:
-            tasks, draw = rng.choices(_TOPICS, weights=_WEIGHTS)[0]
-            shown, known = draw(rng, split)
+            tasks, shown, known = draw_subject(rng, split)
             left = list(tasks)
         task = left.pop(rng.randrange(len(left)))
         question = rng.choice(task.again if again else task.first).format(shown=shown)
@@ -139,6 +138,12 @@ def item(split: str, index: int) -> list[Message]:
         reply = answer if system in _TERSE_SYSTEM else task.sentence.format(answer=answer)
         messages += [{"role": "user", "content": question}, {"role": "assistant", "content": reply}]
     return messages
+
+
+def draw_subject(rng: random.Random, split: str) -> tuple[tuple[Task, ...], str, str]:
+    """Draw the subject of a question: the tasks that it has, how it is shown, and what their answers are made of."""
+    tasks, draw = rng.choices(_TOPICS, weights=_WEIGHTS)[0]
+    return tasks, *draw(rng, split)
 
 
 def _draw_word(rng: random.Random, split: str) -> tuple[str, str]:

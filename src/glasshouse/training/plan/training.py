@@ -10,6 +10,7 @@ import torch
 from glasshouse.config import require
 from glasshouse.errors import InputError
 from glasshouse.models import Model
+from glasshouse.objectives import Objective
 from glasshouse.spec import Seq2SeqSpec
 from glasshouse.training.model_setup import make_meta_model
 from glasshouse.training.parallel_layout import Layout, choose_layout
@@ -122,7 +123,7 @@ def plan_training(
         )
     own_rows = -(-all_rows // layout.data_parallel)
     precision = torch.bfloat16 if choice.precision in ("auto", "fp8") else getattr(torch, choice.precision)
-    memory = run_memory(model, choice, precision, layout)
+    memory = run_memory(model, choice, precision, layout, choice.objective)
     usable = int(USABLE * gpu.memory)
     grad_accum = choice.grad_accum or choose_grad_accum(memory, own_rows, seq_len, usable)
     rows = -(-own_rows // grad_accum)
@@ -182,14 +183,18 @@ def plan_training(
     )
 
 
-def run_memory(model: Model, choice: Train, precision: torch.dtype, layout: Layout) -> MemoryModel:
-    """Return the memory of the steps of a run."""
+def run_memory(
+    model: Model, choice: Train, precision: torch.dtype, layout: Layout, objective: Objective[Any] | None = None
+) -> MemoryModel:
+    """Return the memory of the steps of a run; `objective` is one that was chosen for it."""
     return MemoryModel(
         model,
         choice.chosen_optimizer(),
         precision=precision,
         checkpointing=choice.activation_checkpointing,
         ema=bool(choice.ema),
+        beside=0 if objective is None else objective.extra_parameters(model),
+        whole_logits=objective is not None and type(objective).loss is not Objective.loss,
         layout=layout,
     )
 
