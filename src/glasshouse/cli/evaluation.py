@@ -26,6 +26,7 @@ FORMATS = {
     "loss": ("loss", "{:.4f}", "nats per {unit}"),
     "perplexity": ("perplexity", "{:,.2f}", "per {unit}"),
     "accuracy": ("accuracy", "{:.2%}", "of {unit}s"),
+    "teacher_loss": ("teacher's loss", "{:.4f}", "nats per {unit}"),
     "bits_per_byte": ("bits per byte", "{:.4f}", ""),
     "exact_match": ("exact match", "{:.2%}", "of {texts}"),
     "f1": ("F1", "{:.4f}", "macro average, 0 to 1"),
@@ -91,7 +92,7 @@ def evaluate(
     ignore: Ignore = None,
 ) -> None:
     """Evaluate a model on data: loss, perplexity, accuracy, bits per byte, and scores of generated text."""
-    train_corpus, val_corpus = _corpora(model)
+    run, train_corpus, val_corpus = _run(model)
     source = data or val_corpus
     if source is None:
         raise gh.InputError("there is no data to evaluate on; name files, a prepared corpus or a built-in dataset.")
@@ -108,6 +109,7 @@ def evaluate(
             tok,
             loaded.spec,
             kind=kind,
+            objective=None if run is None or kind else run.train.objective,
             columns=texts.listed(column),
             split=split,
             errors=errors,
@@ -122,10 +124,12 @@ def evaluate(
             and corpus.folder.resolve() == train_corpus.folder.resolve()
         )
         bits = gh.evaluation.baseline_bits(corpus, None if on_train else train_corpus) if baselines else {}
+        chosen = None if run is None else run.train.objective
         report = gh.evaluate(
             loaded,
             tok,
             corpus,
+            objective=chosen if chosen is not None and chosen.data_kind == corpus.kind else None,
             seq_len=seq_len,
             batch_size=batch_size,
             limit=limit,
@@ -141,16 +145,16 @@ def evaluate(
         show(report, bits)
 
 
-def _corpora(model: str) -> tuple[gh.data.Corpus, gh.data.Corpus] | tuple[None, None]:
-    """Return the training and validation sets of the run that a model is in; None if it is in none with its data."""
+def _run(model: str) -> tuple[gh.Run | None, gh.data.Corpus | None, gh.data.Corpus | None]:
+    """Return the run that a model is in, and its training and validation sets; None for what is not there."""
     here = Path(model).expanduser().resolve()
     folder = next((path for path in (here, *here.parents[:2]) if gh.training.is_run(path)), None)
     if folder is None:
-        return None, None
-    if not (folder / "data").is_dir():  # a run that was copied without its data, such as a bundled model
-        return None, None
+        return None, None, None
     run = gh.Run.load(folder / "run.toml")
-    return gh.training.open_datasets(run.data, folder)
+    if not (folder / "data").is_dir():  # a run that was copied without its data, such as a bundled model
+        return run, None, None
+    return run, *gh.training.open_datasets(run.data, folder)
 
 
 def described(corpus: gh.data.Corpus) -> str:

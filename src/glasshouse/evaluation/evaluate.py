@@ -90,9 +90,17 @@ def evaluate(
     model.eval()
     try:
         with opened(
-            path, tok, model.spec, kind=kind, columns=columns, split=split, errors=errors, progress=progress
+            path,
+            tok,
+            model.spec,
+            kind=kind,
+            objective=objective,
+            columns=columns,
+            split=split,
+            errors=errors,
+            progress=progress,
         ) as corpus:
-            objective = objective or find_objective(model.spec, corpus)
+            objective = find_objective(model.spec, corpus, objective)
             samples = objective.make_dataset(corpus, batch_size=1, seq_len=seq_len, start_id=model.spec.start_id)
             count = len(samples) if limit is None else min(limit, len(samples))
             n_generate = count if generate is None else min(generate, count)
@@ -120,6 +128,7 @@ def opened(
     s: Spec | None = None,
     *,
     kind: Kind | None = None,
+    objective: Objective[Any] | None = None,
     columns: str | Iterable[str] = (),
     split: str = "validation",
     errors: Errors = "strict",
@@ -127,7 +136,7 @@ def opened(
 ) -> Iterator[Corpus]:
     """Open the data of `evaluate` as a corpus of this tokenizer; files are prepared in a temporary folder.
 
-    Without a `kind`, files are of the kind that a model of spec `s` needs, if there is only one.
+    Without a `kind`, files are of the kind that the `objective` or else a model of spec `s` needs, if it is one.
 
     >>> import glasshouse as gh
     >>> with opened("dates", gh.Tokenizer.train(texts=["May"], vocab_size=263)) as corpus:
@@ -147,7 +156,7 @@ def opened(
         yield _of_kind(Corpus.open(paths[0], tokenizer=tok), kind)
         return
     if kind is None and s is not None and not is_builtin(paths):
-        kind = required_kind(s.kind, s.head.kind)
+        kind = required_kind(s.kind, s.head.kind, objective)
     with tempfile.TemporaryDirectory() as folder:
         yield prepare(paths, tok, folder, kind=kind, columns=columns, split=split, errors=errors, progress=progress)
 

@@ -3,6 +3,7 @@
 from glasshouse.objectives.causal_lm import CausalLM
 from glasshouse.objectives.chat import Chat
 from glasshouse.objectives.classification import SequenceClassification, TokenClassification
+from glasshouse.objectives.distillation import Distillation
 from glasshouse.objectives.loss import autocast, compute_loss, cross_entropy
 from glasshouse.objectives.masked_lm import MaskedLM
 from glasshouse.objectives.objective import Evaluation, Objective
@@ -12,6 +13,7 @@ from glasshouse.objectives.seq2seq_lm import Seq2SeqLM
 __all__ = [
     "CausalLM",
     "Chat",
+    "Distillation",
     "Evaluation",
     "MaskedLM",
     "Objective",

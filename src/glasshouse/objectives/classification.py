@@ -28,7 +28,7 @@ class _Classification(Objective[L]):
 
     model_kinds = ("decoder", "encoder")
 
-    def check(self, s: spec.Spec, corpus: Corpus) -> None:
+    def check_model(self, s: spec.Spec, corpus: Corpus) -> None:
         """Raise for a model with fewer labels than the corpus."""
         head = _head(s)
         if head.n_labels < len(corpus.labels):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,8 @@ class Objective(ABC, Generic[D]):
     """What is asked of a model on one kind of data; `registry` lists them all.
 
     A subclass names the models and the data that it is for and makes their dataset. It may have a head, a loss,
-    metrics and an evaluation of its own; by default the loss is cross-entropy.
+    metrics and an evaluation of its own; by default the loss is cross-entropy. One that `train.objective` names is
+    also a frozen dataclass of its settings, in the union of `choice`.
 
     >>> from glasshouse.objectives import CausalLM
     >>> CausalLM().data_kind, CausalLM().fits("decoder", "next_token"), CausalLM().fits("encoder", "masked_token")
@@ -40,15 +41,32 @@ class Objective(ABC, Generic[D]):
     models: ClassVar[str]  # what it trains, in the sentence for a mismatch
     model_kinds: ClassVar[tuple[str, ...]]
     head_kind: ClassVar[str | None] = None  # None: any
-    data_kind: ClassVar[Kind]
+    data_kind: ClassVar[Kind | None]  # None: any, as it adds to the objective that model and data decide
     compares_answers: ClassVar[bool] = False  # whether its metrics need a model that can generate
+    parallel: ClassVar[bool] = True  # whether several processes can share the model
 
     def fits(self, model_kind: object, head_kind: object) -> bool:
         """Return whether it applies to a model of this kind with a head of this kind."""
         return model_kind in self.model_kinds and self.head_kind in (None, head_kind)
 
-    def check(self, s: Spec, corpus: Corpus) -> None:
+    def check_model(self, s: Spec, corpus: Corpus) -> None:
         """Raise for a model that fits, but not on this corpus."""
+
+    def prepare(self, model: Model, corpus: Corpus, seq_len: int) -> Objective[Any]:
+        """Return the objective with all it needs to train a model on a corpus; by default itself.
+
+        A run calls it once, on its device, with the initial weights: also when it is resumed, before the weights of
+        a checkpoint are loaded. One that needs another model (a reference, a teacher) returns a copy that has it.
+        """
+        return self
+
+    def extra_parameters(self, model: Model) -> int:
+        """Return how many parameters of other models it keeps in memory; `model` may be on the meta device."""
+        return 0
+
+    def frozen_models(self) -> dict[str, Model]:
+        """Return the models that `prepare` loaded or copied, by name; a run is not resumed with other weights."""
+        return {}
 
     def head_settings(self, corpus: Corpus) -> JsonDict:
         """Return the settings of a new model's head that the data decide; with none, the model keeps its head."""

@@ -25,8 +25,8 @@ OBJECTIVES: tuple[Objective[Any], ...] = (
 )
 
 
-def find_objective(s: Spec, corpus: Corpus) -> Objective[Any]:
-    """Return what is asked of a model on a corpus.
+def find_objective(s: Spec, corpus: Corpus, chosen: Objective[Any] | None = None) -> Objective[Any]:
+    """Return what is asked of a model on a corpus: the objective that was `chosen`, or the one that they decide.
 
     >>> import tempfile, glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["May"], vocab_size=263)
@@ -34,21 +34,39 @@ def find_objective(s: Spec, corpus: Corpus) -> Objective[Any]:
     >>> type(find_objective(gh.preset("tiny-seq2seq"), corpus)).__name__
     'Seq2SeqLM'
     """
+    if chosen is not None and chosen.data_kind is not None:
+        _check_chosen(chosen, s, corpus)
+        return chosen
     for objective in objectives_on(corpus.kind):
         if objective.fits(s.kind, s.head.kind):
-            objective.check(s, corpus)
-            return objective
+            objective.check_model(s, corpus)
+            return chosen or objective
     raise InputError(
         f"the corpus is of kind {corpus.kind}, on which a model of kind {s.kind} with the head {s.head.kind} cannot "
         f"be trained: {_what_each_takes()}."
     )
 
 
+def _check_chosen(chosen: Objective[Any], s: Spec, corpus: Corpus) -> None:
+    name = getattr(chosen, "kind", type(chosen).__name__)
+    if corpus.kind != chosen.data_kind:
+        raise InputError(
+            f"the objective is {name}, which takes data of kind {chosen.data_kind}, but the corpus is of kind "
+            f"{corpus.kind}; give other data, or another objective."
+        )
+    if not chosen.fits(s.kind, s.head.kind):
+        raise InputError(
+            f"the objective is {name}, which trains {chosen.models}, but the model is of kind {s.kind} with the head "
+            f"{s.head.kind}; choose another model, or another objective."
+        )
+    chosen.check_model(s, corpus)
+
+
 def _what_each_takes() -> str:
     """Say which models take which data."""
     kinds: dict[str, list[str]] = {}
     for objective in OBJECTIVES:
-        kinds.setdefault(objective.models, []).append(objective.data_kind)
+        kinds.setdefault(objective.models, []).append(str(objective.data_kind))
     (first, data), *others = ((models, " and ".join(data)) for models, data in kinds.items())
     *said, last = [f"{first} take {data}", *(f"{models} {data}" for models, data in others)]
     return f"{', '.join(said)} and {last}"
@@ -63,18 +81,24 @@ def objectives_on(kind: Kind) -> list[Objective[Any]]:
     return [objective for objective in OBJECTIVES if objective.data_kind == kind]
 
 
-def head_objective(kind: Kind, model_kind: object, head_kind: object) -> Objective[Any]:
+def head_objective(
+    kind: Kind, model_kind: object, head_kind: object, chosen: Objective[Any] | None = None
+) -> Objective[Any]:
     """Return the objective that decides a model's head: one that fits the model, or else the first on such data.
+
+    A `chosen` one decides instead if it is for this kind of data.
 
     >>> type(head_objective("labelled", "encoder", "masked_token")).__name__
     'SequenceClassification'
     """
+    if chosen is not None and chosen.data_kind == kind:
+        return chosen
     found = objectives_on(kind)
     return next((objective for objective in found if objective.fits(model_kind, head_kind)), found[0])
 
 
-def required_kind(model_kind: object, head_kind: object) -> Kind | None:
-    """Return the one kind of data that a model can be trained on; None if there are several.
+def required_kind(model_kind: object, head_kind: object, chosen: Objective[Any] | None = None) -> Kind | None:
+    """Return the one kind of data that a model can be trained on, by a `chosen` objective; None if there are several.
 
     Text is never required: files are text anyway unless their columns say otherwise, and the model of a text may get
     a head for other data.
@@ -82,6 +106,8 @@ def required_kind(model_kind: object, head_kind: object) -> Kind | None:
     >>> required_kind("seq2seq", "next_token"), required_kind("decoder", "next_token")
     ('pairs', None)
     """
+    if chosen is not None and chosen.data_kind is not None:
+        return chosen.data_kind
     kinds = {objective.data_kind for objective in OBJECTIVES if objective.fits(model_kind, head_kind)}
     return None if len(kinds) != 1 or kinds == {"text"} else kinds.pop()
 

@@ -32,9 +32,9 @@ from glasshouse.text import Tokenizer
 from glasshouse.training import chunks
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read
 from glasshouse.training.chunks import is_split, owned_chunks, read_like
+from glasshouse.training.differences import describe_differences
 from glasshouse.training.joint_write import write_folder
 from glasshouse.training.parallel import gathered, whole
-from glasshouse.training.run import describe_differences
 from glasshouse.training.step import EMA, TrainStep
 
 
@@ -50,7 +50,9 @@ class TrainerState:
     grad_accum: int = 1  # micro-batches per step
     initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
     pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
-    custom: dict[str, str] = field(default_factory=dict)  # names of the objective and optimizer given in Python
+    custom: dict[str, str] = field(
+        default_factory=dict
+    )  # names of what was given in Python, and an objective's frozen models
 
     @property
     def unwritten(self) -> int:

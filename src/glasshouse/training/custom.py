@@ -75,13 +75,17 @@ class Custom:
         brought = {"objective": self.objective, "optimizer": self.optimizer}
         return {name: _qualified(one) for name, one in brought.items() if one is not None}
 
-    def choose_objective(self, found: Objective[Any]) -> Objective[Any]:
-        """Return the objective: the one given, or `found`, with another loss if a loss was given."""
+    def choose_objective(self, setting: Objective[Any] | None) -> Objective[Any] | None:
+        """Return the objective given, or else the one of the settings; None if model and data decide."""
+        return self.objective if isinstance(self.objective, Objective) else setting
+
+    def with_loss(self, objective: Objective[Any]) -> Objective[Any]:
+        """Return the objective with the loss that was given, if one was."""
         if self.objective is None or isinstance(self.objective, Objective):
-            return self.objective or found
-        chosen = copy.copy(found)
-        chosen.loss = self.objective  # type: ignore[method-assign,assignment]
-        return chosen
+            return objective
+        changed = copy.copy(objective)
+        object.__setattr__(changed, "loss", self.objective)  # which a frozen dataclass of settings allows
+        return changed
 
     def make_optimizer(self, model: nn.Module, default: Callable[[], torch.optim.Optimizer]) -> torch.optim.Optimizer:
         """Return the optimizer: the one given, whose learning rates the schedule scales, or the default."""

@@ -80,6 +80,12 @@ def _train_in(
     run: Run, custom: Custom, processes: Processes, device: torch.device, progress: ProgressReporter
 ) -> Result:
     """Prepare the data in the run folder, which the main process alone locks and writes, and train."""
+    chosen = custom.choose_objective(run.train.objective)
+    if processes.is_parallel and chosen is not None and not chosen.parallel:
+        raise InputError(
+            f"{processes.world_size} processes were started, but the objective {type(chosen).__name__} keeps another "
+            "model beside the trained one, which one process can do; start it without torchrun."
+        )
     with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
         for note in run.notes:
             progress.log(note)
@@ -90,7 +96,7 @@ def _train_in(
         if isinstance(run.model, Pretrained):
             progress.stage("loading the model to start from", 0, 0)
             base = load_base(run.model.source, run.data)
-        choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None))
+        choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None, chosen))
         with processes.main_first():
             datasets = prepare_datasets(choice, folder, base[1] if base else None, progress.stage)
         with Signals() as signals:

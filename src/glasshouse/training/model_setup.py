@@ -23,6 +23,7 @@ from glasshouse.models.heads import Classifier
 from glasshouse.models.length import check_length
 from glasshouse.models.stack import Stack
 from glasshouse.models.surgery import with_tokenizer
+from glasshouse.objectives import Objective
 from glasshouse.objectives.registry import head_objective, required_kind
 from glasshouse.text import Tokenizer
 from glasshouse.training.datasets import Datasets, given_tokenizer
@@ -58,15 +59,16 @@ def load_base(source: str, data: Data) -> tuple[Model, Tokenizer]:
     return model, tok
 
 
-def data_kind(table: JsonDict, base: Model | None) -> Kind | None:
-    """Return the kind of data that the model is trained on; None if several kinds fit.
+def data_kind(table: JsonDict, base: Model | None, chosen: Objective[Any] | None = None) -> Kind | None:
+    """Return the kind of data that the model is trained on, by a `chosen` objective; None if several kinds fit.
 
     >>> data_kind({"preset": "vaswani-base"}, None)
     'pairs'
     >>> data_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
     'tagged'
     """
-    return required_kind(*(_kinds(table) if base is None else (base.spec.kind, base.spec.head.kind)))
+    kinds = _kinds(table) if base is None else (base.spec.kind, base.spec.head.kind)
+    return required_kind(*kinds, chosen)
 
 
 def _kinds(table: JsonDict) -> tuple[object, object]:
@@ -123,10 +125,14 @@ def make_meta_model(run: Run) -> Model:
 
 
 def make_initial_model(
-    run: Run, datasets: Datasets, base: tuple[Model, Tokenizer] | None, device: torch.device
+    run: Run,
+    datasets: Datasets,
+    base: tuple[Model, Tokenizer] | None,
+    device: torch.device,
+    chosen: Objective[Any] | None = None,
 ) -> Model:
-    """Build a new model, or fit a pretrained one to the data, and prepare it for training."""
-    model = _make_or_fit(run, datasets, base, device)
+    """Build a new model, or fit a pretrained one to the data and a chosen objective, and prepare it for training."""
+    model = _make_or_fit(run, datasets, base, device, chosen)
     prepare_for_training(model, run.train)
     return model
 
@@ -138,12 +144,13 @@ def make_sharded_model(
     device: torch.device,
     processes: Processes,
     compute_dtype: torch.dtype,
+    chosen: Objective[Any] | None = None,
 ) -> Model:
     """Make the same model, sharded over processes.
 
     Of a new model, a process has its shards and one whole tensor at a time; a pretrained one is loaded to the CPU.
     """
-    model = _make_or_fit(run, datasets, base, torch.device("meta" if base is None else "cpu"))
+    model = _make_or_fit(run, datasets, base, torch.device("meta" if base is None else "cpu"), chosen)
     with torch.random.fork_rng(devices=()):  # adapters are drawn again below, on the device
         prepare_for_training(model, run.train)
     parallelize(model, run.train.parallel, processes, device, compute_dtype)
@@ -153,17 +160,25 @@ def make_sharded_model(
     return model
 
 
-def _make_or_fit(run: Run, datasets: Datasets, base: tuple[Model, Tokenizer] | None, device: torch.device) -> Model:
+def _make_or_fit(
+    run: Run,
+    datasets: Datasets,
+    base: tuple[Model, Tokenizer] | None,
+    device: torch.device,
+    chosen: Objective[Any] | None,
+) -> Model:
     if base is None:
-        s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len)
+        s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len, chosen)
         model = make_model(s, datasets.tok, device)
     else:
-        model = resize_for_data(*base, datasets.tok, datasets.train).to(device)
+        model = resize_for_data(*base, datasets.tok, datasets.train, chosen).to(device)
     check_length(model.spec, run.data.seq_len, "data.seq_len")
     return model
 
 
-def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> spec.Spec:
+def make_spec(
+    table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int, chosen: Objective[Any] | None = None
+) -> spec.Spec:
     """Return the spec of a new model; vocabulary, special token ids and labels come from the data.
 
     >>> import tempfile, glasshouse as gh
@@ -180,7 +195,7 @@ def make_spec(table: JsonDict, tok: Tokenizer, corpus: Corpus, length: int) -> s
     start = end if (first := start_id(tok)) is None else first
     known: JsonDict = {"vocab_size": len(tok), "start_id": start, "end_ids": [] if end is None else [end]}
     known |= {"pad_id": pad, "max_len": length}
-    objective = head_objective(corpus.kind, *_kinds(table))
+    objective = head_objective(corpus.kind, *_kinds(table), chosen)
     if settings := objective.head_settings(corpus):
         head: Any = table.get("head", objective.head_kind)
         head = {"kind": head} if isinstance(head, str) else dict(head)
@@ -196,11 +211,13 @@ def _parse(table: JsonDict, known: JsonDict) -> spec.Spec:
     return spec.parse({**known, **given})
 
 
-def resize_for_data(base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus) -> Model:
+def resize_for_data(
+    base: Model, known: Tokenizer, tok: Tokenizer, corpus: Corpus, chosen: Objective[Any] | None = None
+) -> Model:
     """Fit a pretrained model to other data: embeddings for its tokenizer, and a head for its objective."""
     if known.fingerprint != tok.fingerprint:
         base = with_tokenizer(base, known, tok)
-    objective = head_objective(corpus.kind, base.spec.kind, base.spec.head.kind)
+    objective = head_objective(corpus.kind, base.spec.kind, base.spec.head.kind, chosen)
     return objective.fit_head(base, corpus).train()
 
 

@@ -17,7 +17,7 @@ from glasshouse.models import Model
 from glasshouse.objectives import Objective, find_objective
 from glasshouse.text import Tokenizer
 from glasshouse.training import model_setup
-from glasshouse.training.checkpoint import Checkpointer, TrainerState
+from glasshouse.training.checkpoint import Checkpointer, TrainerState, fingerprint
 from glasshouse.training.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.custom import Custom
@@ -99,14 +99,17 @@ def make_setup(
 ) -> Setup:
     """Build everything for a run; `base` is the pretrained model to start from, if any."""
     choice, tok, length = run.train, datasets.tok, run.data.seq_len
+    chosen = custom.choose_objective(choice.objective)
     precision = resolve_precision(choice.precision, device)
     torch.manual_seed(choice.seed)
     if processes.is_parallel:
         check_parallel_precision(choice.precision, precision)
-        model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision)
+        model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision, chosen)
     else:
-        model = model_setup.make_initial_model(run, datasets, base, device)
-    objective = custom.choose_objective(find_objective(model.spec, datasets.train))
+        model = model_setup.make_initial_model(run, datasets, base, device, chosen)
+    objective = find_objective(model.spec, datasets.train, chosen)
+    reporter.stage("preparing the objective", 0, 0)
+    objective = custom.with_loss(objective.prepare(model, datasets.train, length))
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
     steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
     if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
@@ -140,7 +143,8 @@ def make_setup(
     grad_accum = choice.grad_accum or estimate_grad_accum(
         model, choice, len(batches.share), length, precision, machine.memory_bytes(device), layout
     )
-    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names)
+    held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
+    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names | held)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
         model,

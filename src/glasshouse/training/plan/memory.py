@@ -132,6 +132,7 @@ class MemoryModel:
         precision: torch.dtype = torch.float32,
         checkpointing: bool = False,
         ema: bool = False,
+        beside: int = 0,
         layout: Layout = SINGLE,
     ) -> None:
         self.model, self.optimizer, self.checkpointing, self.layout = model, optimizer, checkpointing, layout
@@ -149,6 +150,7 @@ class MemoryModel:
         self.n_blocks, self.block, self.in_blocks = len(blocks), max(sizes), sum(sizes)
         self.outside = layout.shards * self.own - self.in_blocks
         self.ema_bytes = FULL * self.own // layout.tensor if ema else 0
+        self.beside_bytes = FULL * beside  # parameters of another model, such as a teacher
         self.momentum_bytes = 0  # of Muon, gathered
         self.optimizer_bytes, self.update_bytes = self._optimizer(optimizer)
 
@@ -171,7 +173,7 @@ class MemoryModel:
     def at(self, rows: int, seq_len: int, grad_accum: int = 1) -> StepMemory:
         """Return the peak of a step with micro-batches of `rows` sequences."""
         moments = (self._alone if self.layout.gpus == 1 else self._sharded)(rows * seq_len, grad_accum)
-        kept = {"optimizer": self.optimizer_bytes, "ema": self.ema_bytes}
+        kept = {"optimizer": self.optimizer_bytes, "ema": self.ema_bytes, "objective": self.beside_bytes}
         moment = max(moments, key=lambda name: sum(moments[name].values()))
         parts = {"weights": moments[moment].pop("weights"), **kept, **moments[moment]}
         return StepMemory({part: size for part, size in parts.items() if size}, moment)

@@ -190,6 +190,7 @@ def run_memory(model: Model, choice: Train, precision: torch.dtype, layout: Layo
         precision=precision,
         checkpointing=choice.activation_checkpointing,
         ema=bool(choice.ema),
+        beside=0 if choice.objective is None else choice.objective.extra_parameters(model),
         layout=layout,
     )
 
