@@ -109,7 +109,7 @@ def default(value: object) -> str:
 
 def type_name(hint: Any) -> str:  # noqa: ANN401 - a type
     """Return the type of a setting in words."""
-    if get_origin(hint) in (Union, UnionType) or registry.is_sort(hint):
+    if get_origin(hint) in (Union, UnionType) or registry.is_sort(get_origin(hint) or hint):
         return " or ".join(map(type_name, alternatives(hint)))
     if get_origin(hint) is Literal:
         return ", ".join(f'`"{option}"`' for option in get_args(hint))
@@ -124,8 +124,8 @@ def type_name(hint: Any) -> str:  # noqa: ANN401 - a type
 
 def alternatives(hint: Any) -> list[Any]:  # noqa: ANN401 - types
     """Return the types that a union, or a sort of kinds, stands for."""
-    if registry.is_sort(hint):
-        return list(hint.kinds.values())
+    if registry.is_sort(sort := get_origin(hint) or hint):
+        return list(sort.kinds.values())
     if get_origin(hint) in (Union, UnionType):
         return [kind for option in get_args(hint) if option is not NoneType for kind in alternatives(option)]
     return [hint]
@@ -211,10 +211,10 @@ def settings_page() -> str:
         kinds = [s.position.kind, f"{s.norm.kind}, {s.norm_placement}", s.feedforward.kind]
         lines.append(f"| {' | '.join([f'`{name}`', s.kind, *numbers, *kinds])} |")
     lines += ["", "## Recipes", "", RECIPES, ""]
-    for name in settings.recipes():
-        head, _, body = settings._recipe(name).read_text(encoding="utf-8").partition("[model]")
+    for path in sorted(settings.RECIPES.glob("*.toml")):
+        head, _, body = path.read_text(encoding="utf-8").partition("[model]")
         says = " ".join(line.removeprefix("#").strip() for line in head.strip().splitlines())
-        lines += [f"### {name}", "", says, "", "```toml", f"[model]{body}".rstrip(), "```", ""]
+        lines += [f"### {path.stem}", "", says, "", "```toml", f"[model]{body}".rstrip(), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 from examples import up_to
 from hypothesis import settings
+from registered_kinds import forget_kinds as forget_kinds
 
 # A shared machine may stop for a second at any moment: no example is wrong for being slow.
 settings.register_profile("tests", deadline=None, max_examples=up_to(100))

@@ -190,8 +190,8 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} is {value!r}, but it must be a list.")
         return tuple(_parse(item, part, f"{where}[{i}]") for i, part in enumerate(value))
-    if registry.is_sort(target):
-        return _parse_kind(target, value, where)
+    if registry.is_sort(origin or target):  # a generic one has an origin
+        return _parse_kind(origin or target, value, where)
     if dataclasses.is_dataclass(target):
         return _parse_dataclass(target, value, where)
     return _parse_plain(target, value, where)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from glasshouse.errors import InputError
@@ -30,14 +30,13 @@ class Kind:
     """A choice in the settings, by name. A direct subclass, such as `spec.Position`, is the sort of its kinds."""
 
     kind: ClassVar[str]  # the name in TOML
-    sort: ClassVar[type[Kind]]
-    kinds: ClassVar[dict[str, type[Kind]]]  # of the sort, by name
+    kinds: ClassVar[dict[str, type[Kind]]]  # of its sort, by name
     build_arguments: ClassVar[str] = ""  # what the function that builds a kind is called with; "": nothing is built
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
         if Kind in cls.__bases__:
-            cls.sort, cls.kinds = cls, {}
+            cls.kinds = {}
 
 
 _BUILDERS: dict[type[Kind], Builder] = {}
@@ -59,6 +58,7 @@ def register(kind: K, build: Builder | None = None) -> K:
     >>> _ = gh.register(Mish, lambda s: FeedForward(s, torch.nn.Mish()))
     >>> gh.build(gh.preset("tiny-decoder", feedforward="mish")).stack.blocks[0].feedforward.layer.activation
     Mish()
+    >>> del gh.spec.FeedForward.kinds["mish"]  # forget it
     """
     _check(kind)
     if build is None and kind.build_arguments and not _inherited(kind):
@@ -107,7 +107,7 @@ def is_sort(target: object) -> bool:
 def find_kind(sort: type[Kind], name: object) -> type[Kind] | None:
     """Return a kind by name, asking installed packages for one that is unknown; None if there is none."""
     if name not in sort.kinds:
-        load_kinds()
+        load_entry_points(KINDS, object)
     return sort.kinds.get(name) if isinstance(name, str) else None
 
 
@@ -145,32 +145,34 @@ def entry_points(group: str) -> dict[str, EntryPoint]:
     return {entry.name: entry for entry in metadata.entry_points(group=group)}
 
 
-def load_entry_point(entry: EntryPoint) -> Any:  # noqa: ANN401 - what another package has
-    """Import what an entry point names; raise InputError, which names the package, if that fails."""
+def load_entry_point(group: str, name: str, wanted: type[T]) -> T | None:
+    """Import what an entry point names; None if there is none; InputError, which names the package, if that fails."""
+    if (entry := entry_points(group).get(name)) is None:
+        return None
+    package = f"the package {entry.value if entry.dist is None else entry.dist.name}"
     try:
-        return entry.load()
+        found = entry.load()
     except Exception as error:
-        package = entry.value if entry.dist is None else entry.dist.name
         raise InputError(
-            f"the package {package} could not be imported ({type(error).__name__}: {error}), so {entry.name!r} of "
-            f"{entry.group} is missing; repair or uninstall it."
+            f"{package} could not be imported ({type(error).__name__}: {error}), so {name!r} of {group} is missing; "
+            "repair or uninstall it."
         ) from error
-
-
-def load_entry_points(group: str, known: Iterable[str] = ()) -> dict[str, Any]:
-    """Import a group, but for names that are known; a package that fails, and may not be needed, is a warning."""
-    found = {}
-    for name, entry in entry_points(group).items():
-        if name in known:
-            continue
-        try:
-            found[name] = load_entry_point(entry)
-        except InputError as error:
-            warnings.warn(str(error), stacklevel=2)
+    if not isinstance(found, wanted):
+        raise InputError(
+            f"{package} declares {name!r} in {group}, which is a {type(found).__name__}, but it must be a "
+            f"{wanted.__name__}; repair or uninstall it."
+        )
     return found
 
 
 @functools.cache
-def load_kinds() -> None:
-    """Import the modules that register kinds."""
-    load_entry_points(KINDS)
+def load_entry_points(group: str, wanted: type[T]) -> dict[str, T]:
+    """Import a whole group; a package that fails, and that may not be needed, is a warning."""
+    found = {}
+    for name in entry_points(group):
+        try:
+            if (one := load_entry_point(group, name, wanted)) is not None:
+                found[name] = one
+        except InputError as error:
+            warnings.warn(str(error), stacklevel=2)
+    return found

@@ -29,8 +29,8 @@ import glasshouse as gh
         ),
         (
             {"attention": "linear"},
-            "attention.kind is 'linear', but it must be one of 'softmax', or be registered by a package that is installed "
-            "or imported.",
+            "attention.kind is 'linear', but it must be one of 'softmax', or be registered by a package that is "
+            "installed or imported.",
         ),
         (
             {"attention": {"kind": "softmax", "scale": 1}},

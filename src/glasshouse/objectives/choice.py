@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
-from glasshouse.objectives.distillation import Distillation
+from typing import Any
 
-ObjectiveChoice = Distillation
+from glasshouse import registry
+from glasshouse.objectives.distillation import Distillation
+from glasshouse.objectives.objective import Objective
+
+registry.add(Distillation)
+ObjectiveChoice = Objective[Any]  # one of these, or one that another package registers
