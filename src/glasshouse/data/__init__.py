@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from glasshouse.data.item_datasets import ClassificationDataset as ClassificationDataset
     from glasshouse.data.item_datasets import Seq2SeqDataset as Seq2SeqDataset
     from glasshouse.data.item_datasets import TokenClassificationDataset as TokenClassificationDataset
+    from glasshouse.data.map_dataset import MapDataset as MapDataset
     from glasshouse.data.parts import join as join
     from glasshouse.data.parts import part_folder as part_folder
     from glasshouse.data.preparation import prepare as prepare
@@ -34,6 +35,7 @@ _EXPORTS = {
     "ClassificationDataset": "item_datasets",
     "Corpus": "corpus",
     "Dataset": "batches",
+    "MapDataset": "map_dataset",
     "MaskedLMDataset": "text_datasets",
     "Seq2SeqDataset": "item_datasets",
     "TokenClassificationDataset": "item_datasets",
