@@ -13,6 +13,8 @@ from registered_kinds import forget_kinds as forget_kinds
 settings.register_profile("tests", deadline=None, max_examples=up_to(100))
 settings.load_profile("tests")
 
+collect_ignore = ["extension_package"]  # which a test installs
+
 # Tensors here are tiny: a second thread only waits for the first.
 torch.set_num_threads(1)
 

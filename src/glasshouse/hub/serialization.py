@@ -115,8 +115,8 @@ def _read_config(
     family = FAMILIES.get(str(kind)) or registry.load_entry_point(registry.FAMILIES, str(kind), Family)
     if family is None:
         raise StoreError(
-            f"{source!r} has model_type = {kind!r}, which is not supported; {', '.join(FAMILIES)} are, and what "
-            "installed packages add."
+            f"{source!r} has model_type = {kind!r}, which is not supported; {', '.join(FAMILIES)} are, and others "
+            "where a package that adds them is installed."
         )
     canonical = family.canonical_names(tensors)
     if twice := sorted(new for name, new in canonical.items() if new != name and new in tensors):
