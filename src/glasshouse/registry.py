@@ -106,9 +106,11 @@ def is_sort(target: object) -> bool:
 
 def find_kind(sort: type[Kind], name: object) -> type[Kind] | None:
     """Return a kind by name, asking installed packages for one that is unknown; None if there is none."""
+    if not isinstance(name, str):
+        return None
     if name not in sort.kinds:
         load_entry_points(KINDS, object)
-    return sort.kinds.get(name) if isinstance(name, str) else None
+    return sort.kinds.get(name)
 
 
 def is_registered(kind: type[Kind]) -> bool:
