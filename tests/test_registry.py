@@ -90,7 +90,7 @@ class Nameless(spec.Norm):
     [
         ((Mish,), "Mish is registered without build; give the function that builds it from the spec."),
         ((Mish, "mish"), "build is 'mish', but it must be a function of the spec."),
-        ((nn.Mish,), "<class 'torch.nn.*> cannot be registered: it must be a dataclass that derives from a sort"),
+        ((nn.Mish,), "<class 'torch.nn.*> cannot be registered: it must be a dataclass that derives from gh.spec"),
         ((Mish(),), "Mish(slope=1.0) cannot be registered"),
         ((Field, print), 'kind is a field of Field; write kind: ClassVar[str] = "field" instead.'),
         ((Nameless, print), "the kind of Nameless is None, but it must be a name of its own, as in TOML."),
