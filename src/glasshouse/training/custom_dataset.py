@@ -71,3 +71,14 @@ def custom_datasets(dataset: Any, run: Run, known: Tokenizer | None) -> CustomDa
     size = len(dataset) - max(1, round(len(dataset) * run.data.val_fraction))
     validation = MapDataset(dataset, start=max(0, size), **choices)
     return CustomDatasets(tok, MapDataset(dataset, stop=size, **choices), validation)
+
+
+def describe_tokens(datasets: AnyDatasets) -> str:
+    """Return how much there is to train and to validate on."""
+    if isinstance(datasets, CustomDatasets):
+        return f"{len(datasets.train):,} samples for training, {len(datasets.validation):,} for validation"
+    train, validation = datasets.train, datasets.validation
+    columns = ", ".join(train.manifest.get("columns", ()))
+    kind = train.kind + (f" (columns {columns})" if columns else "")
+    items = f"{len(train):,} item{'' if len(train) == 1 else 's'}"
+    return f"{kind}: {train.n_tokens:,} in {items} for training, {validation.n_tokens:,} for validation"

@@ -22,7 +22,7 @@ from glasshouse.training.checkpoint import Checkpointer, TrainerState, fingerpri
 from glasshouse.training.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.custom import Custom
-from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets
+from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets, describe_tokens
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
@@ -286,19 +286,6 @@ def describe(setup: Setup) -> list[str]:
         f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in "
         f"{_count(batch_size, 'sequence')}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",
     ]
-
-
-def describe_tokens(datasets: AnyDatasets) -> str:
-    """Return how much there is to train and validate on."""
-    train, validation = datasets.train, datasets.validation
-    if isinstance(datasets, CustomDatasets):
-        return f"{_count(len(train), 'sample')} for training, {len(validation):,} for validation"
-    columns = ", ".join(datasets.train.manifest.get("columns", ()))
-    kind = datasets.train.kind + (f" (columns {columns})" if columns else "")
-    return (
-        f"{kind}: {datasets.train.n_tokens:,} in {_count(len(train), 'item')} for training, "
-        f"{datasets.validation.n_tokens:,} for validation"
-    )
 
 
 def _count(number: int, noun: str) -> str:
