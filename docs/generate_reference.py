@@ -22,7 +22,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import typer.main
 
 import glasshouse as gh
-from glasshouse import cli, config
+from glasshouse import cli, config, registry
 from glasshouse.training import run as settings
 
 REFERENCE = Path(__file__).parent / "reference"
@@ -109,9 +109,8 @@ def default(value: object) -> str:
 
 def type_name(hint: Any) -> str:  # noqa: ANN401 - a type
     """Return the type of a setting in words."""
-    if get_origin(hint) in (Union, UnionType):
-        options = [option for option in get_args(hint) if option is not NoneType]
-        return type_name(options[0]) if len(options) == 1 else " or ".join(map(type_name, options))
+    if get_origin(hint) in (Union, UnionType) or registry.is_sort(get_origin(hint) or hint):
+        return " or ".join(map(type_name, alternatives(hint)))
     if get_origin(hint) is Literal:
         return ", ".join(f'`"{option}"`' for option in get_args(hint))
     if get_origin(hint) is tuple:
@@ -121,6 +120,15 @@ def type_name(hint: Any) -> str:  # noqa: ANN401 - a type
     if dataclasses.is_dataclass(hint):
         return f"[`{hint.kind}`](#{anchor(hint)})"  # type: ignore[attr-defined]
     return PLAIN[hint]
+
+
+def alternatives(hint: Any) -> list[Any]:  # noqa: ANN401 - types
+    """Return the types that a union, or a sort of kinds, stands for."""
+    if registry.is_sort(sort := get_origin(hint) or hint):
+        return list(sort.kinds.values())
+    if get_origin(hint) in (Union, UnionType):
+        return [kind for option in get_args(hint) if option is not NoneType for kind in alternatives(option)]
+    return [hint]
 
 
 def anchor(owner: type) -> str:
@@ -176,8 +184,7 @@ def settings_page() -> str:
     for owner in (*specs, settings.Data, settings.Train):
         for field in dataclasses.fields(owner):
             hint = get_type_hints(owner)[field.name]
-            options = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-            for option in filter(config.is_choice, filter(dataclasses.is_dataclass, options)):
+            for option in filter(config.is_choice, filter(dataclasses.is_dataclass, alternatives(hint))):
                 path = f"{'train' if owner is settings.Train else 'model'}.{field.name}"
                 groups.setdefault(path, {}).update(dict.fromkeys([option]))
                 for inner in dataclasses.fields(option):
@@ -204,10 +211,10 @@ def settings_page() -> str:
         kinds = [s.position.kind, f"{s.norm.kind}, {s.norm_placement}", s.feedforward.kind]
         lines.append(f"| {' | '.join([f'`{name}`', s.kind, *numbers, *kinds])} |")
     lines += ["", "## Recipes", "", RECIPES, ""]
-    for name in settings.recipes():
-        head, _, body = settings._recipe(name).read_text(encoding="utf-8").partition("[model]")
+    for path in sorted(settings.RECIPES.glob("*.toml")):
+        head, _, body = path.read_text(encoding="utf-8").partition("[model]")
         says = " ".join(line.removeprefix("#").strip() for line in head.strip().splitlines())
-        lines += [f"### {name}", "", says, "", "```toml", f"[model]{body}".rstrip(), "```", ""]
+        lines += [f"### {path.stem}", "", says, "", "```toml", f"[model]{body}".rstrip(), "```", ""]
     return "\n".join(lines).rstrip() + "\n"
 
 

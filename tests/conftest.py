@@ -7,10 +7,13 @@ import pytest
 import torch
 from examples import up_to
 from hypothesis import settings
+from registered_kinds import forget_kinds as forget_kinds
 
 # A shared machine may stop for a second at any moment: no example is wrong for being slow.
 settings.register_profile("tests", deadline=None, max_examples=up_to(100))
 settings.load_profile("tests")
+
+collect_ignore = ["extension_package"]  # which a test installs
 
 # Tensors here are tiny: a second thread only waits for the first.
 torch.set_num_threads(1)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import re
-from typing import Any, get_args
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import pytest
 import typer
 
 import glasshouse as gh
-from glasshouse import cli, config, hints, spec
+from glasshouse import cli, config, hints, registry, spec
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.training.run import Data, Train
 
@@ -20,8 +21,14 @@ def fields(kind: Any) -> dict[str, Any]:  # noqa: ANN401 - a dataclass
     return config._hints(kind)
 
 
+def is_union(kinds: object) -> bool:
+    return get_origin(kinds) in (Union, UnionType)
+
+
 def exists(kinds: Any, path: list[str]) -> bool:  # noqa: ANN401 - a dataclass or a union of them
-    options = [kind for kind in (get_args(kinds) or (kinds,)) if dataclasses.is_dataclass(kind)]
+    parts = [get_origin(part) or part for part in (get_args(kinds) if is_union(kinds) else (kinds,))]
+    options = [kind for part in parts for kind in (part.kinds.values() if registry.is_sort(part) else (part,))]
+    options = [kind for kind in options if dataclasses.is_dataclass(kind)]
     return any(
         path[0] in fields(kind) and (len(path) == 1 or exists(fields(kind)[path[0]], path[1:])) for kind in options
     )

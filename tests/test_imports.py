@@ -10,6 +10,7 @@ import glasshouse
 
 LAYERS = [
     ["errors", "escaping", "hints", "pretrained"],
+    ["registry"],
     ["config"],
     ["spec", "device", "store", "web"],
     ["layers", "text"],

@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     from glasshouse.inspection import steering_vector as steering_vector
     from glasshouse.models import build as build
     from glasshouse.page import look as look
+    from glasshouse.registry import register as register
     from glasshouse.spec import count_parameters as count_parameters
     from glasshouse.spec import preset as preset
     from glasshouse.spec import presets as presets
@@ -88,6 +89,7 @@ _EXPORTS = {
     "preset": "spec",
     "presets": "spec",
     "record": "inspection",
+    "register": "registry",
     "save": "hub",
     "steering_vector": "inspection",
     "stream": "generation",

@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin,
 
 import tomli_w
 
-from glasshouse import hints
+from glasshouse import hints, registry
 from glasshouse.errors import ConfigError
 
 T = TypeVar("T")
@@ -190,6 +190,8 @@ def _parse(target: Any, value: Any, where: str) -> Any:  # noqa: ANN401 - types 
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{where} is {value!r}, but it must be a list.")
         return tuple(_parse(item, part, f"{where}[{i}]") for i, part in enumerate(value))
+    if registry.is_sort(origin or target):  # a generic one has an origin
+        return _parse_kind(origin or target, value, where)
     if dataclasses.is_dataclass(target):
         return _parse_dataclass(target, value, where)
     return _parse_plain(target, value, where)
@@ -220,6 +222,25 @@ def _parse_union(options: tuple[Any, ...], value: object, where: str) -> object:
         field = f"{where}.kind" if where else "kind"
         raise ConfigError(f"{field} is {kind!r}, but it must be one of {_listed(kinds)}.")
     return _parse_dataclass(kinds[kind], value, where)
+
+
+def _parse_kind(sort: type[registry.Kind], value: object, where: str) -> object:
+    """Parse a choice among the kinds of a sort: ours, and those that other packages register."""
+    if isinstance(value, sort):
+        if not registry.is_registered(type(value)):
+            name = type(value).__name__
+            raise ConfigError(f"{where} is {value!r}, which is not registered; call gh.register({name}, ...) first.")
+        return value
+    if isinstance(value, str):
+        value = {"kind": value}
+    given = value.get("kind") if isinstance(value, Mapping) else value
+    if (kind := registry.find_kind(sort, given)) is None:
+        field = f"{where}.kind" if where else "kind"
+        raise ConfigError(
+            f"{field} is {given!r}, but it must be one of {_listed(sort.kinds)}, or be registered by a package that "
+            "is installed or imported."
+        )
+    return _parse_dataclass(kind, value, where)
 
 
 def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa: ANN401 - any dataclass

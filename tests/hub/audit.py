@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 import glasshouse as gh
+from glasshouse import registry
 
 SECONDS = 10  # all of this takes milliseconds; only a hang takes longer
 TRUSTED = [Path(p).resolve() for p in (sys.prefix, sys.base_prefix, sysconfig.get_path("stdlib"), gh.__path__[0])]
@@ -24,7 +25,7 @@ PROCESSES = re.compile(r"socket\.|subprocess\.|pickle\.|shutil\.|os\.(system|exe
 CHANGES = re.compile(r"os\.(remove|rename|mkdir|rmdir|link|symlink|truncate|chmod|chown|utime)")
 HINTS = {  # which `get_type_hints` evaluates; any other text that is compiled came from elsewhere
     hint
-    for kind in (*vars(gh.spec).values(), gh.config.Settings)
+    for kind in (*vars(gh.spec).values(), gh.config.Settings, registry.Kind)
     if isinstance(kind, type)
     for hint in inspect.get_annotations(kind).values()
 }
@@ -74,6 +75,8 @@ def audited(*roots: Path) -> Iterator[list[str]]:
     def too_long(*_: object) -> None:
         pytest.fail(f"not done after {SECONDS} seconds")
 
+    for group in (registry.KINDS, registry.FAMILIES):  # which packages are installed is looked up once: before
+        registry.entry_points(group)
     global watching
     found: list[str] = []
     recorded.clear()

@@ -1,8 +1,8 @@
 """Kinds that the package does not have: everything that asks the layers works on them without knowing them.
 
 An attention with an output gate, a feed-forward layer whose activation is a product, a position embedding that is a
-multiple of one learned vector, and a norm by the largest coordinate. Each is a dataclass and a module, put in where
-the package puts its own: into the union of the spec, and into the function that builds the module.
+multiple of one learned vector, and a norm by the largest coordinate. Each is a dataclass, a module and a call of
+`gh.register`.
 """
 
 from __future__ import annotations
@@ -21,30 +21,25 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import glasshouse as gh
 from glasshouse import config, spec
-from glasshouse.layers import attention, block, lora, residual
+from glasshouse.layers import lora
 from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.embedding import Embedding
 from glasshouse.layers.flops import FlopCount
-from glasshouse.layers.norm import Norm, make_norm
+from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import Position
 from glasshouse.layers.step import LinearStep, Step
 from glasshouse.layers.sublayer import NEURONS, VECTORS, LayerSite, Sublayer, TokenView
-from glasshouse.models import heads, stack
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.walkthrough import Walkthrough, walkthrough
-from glasshouse.spec import model as spec_model
-from glasshouse.spec.attention import SoftmaxAttention
-from glasshouse.spec.feedforward import FeedForwardKind
-from glasshouse.spec.position import PositionKind
 
 
 @dataclass(frozen=True)
-class GatedAttention(SoftmaxAttention):
+class GatedAttention(spec.SoftmaxAttention):
     """Softmax attention whose heads are multiplied by a gate before the output projection."""
 
     kind: ClassVar[str] = "gated"
@@ -85,7 +80,7 @@ class GatedAttentionLayer(Attention):
 
 
 @dataclass(frozen=True)
-class Bilinear(FeedForwardKind):
+class Bilinear(spec.FeedForward):
     """The product of two linear layers, projected down."""
 
     kind: ClassVar[str] = "bilinear"
@@ -113,7 +108,7 @@ class BilinearFeedForward(Sublayer):
 
 
 @dataclass(frozen=True)
-class Ramp(PositionKind):
+class Ramp(spec.Position):
     """A learned vector times the position, up to a tenth of max_len positions."""
 
     kind: ClassVar[str] = "ramp"
@@ -135,7 +130,7 @@ class RampPosition(Position):
 
 
 @dataclass(frozen=True)
-class MaxNorm(config.Settings):
+class MaxNorm(spec.Norm):
     """Divide by the largest absolute coordinate, and scale."""
 
     kind: ClassVar[str] = "max"
@@ -165,41 +160,11 @@ KINDS: dict[str, object] = {
 
 
 @pytest.fixture(autouse=True)
-def _dispatch(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Add the kinds to the unions of the spec, and to the functions that build modules."""
-    for union, kind in (
-        ("Attention", GatedAttention),
-        ("FeedForward", Bilinear),
-        ("Position", Ramp),
-        ("Norm", MaxNorm),
-    ):
-        monkeypatch.setattr(spec_model, union, getattr(spec_model, union) | kind)
-    make_attention, make_feedforward, make_position = (
-        block.make_attention,
-        block.make_feedforward,
-        stack.make_position,
-    )
-
-    def attention_of(s: spec.TransformerSpec, index: int) -> Sublayer:
-        return GatedAttentionLayer(s, index) if s.attention == GatedAttention() else make_attention(s, index)
-
-    def feedforward_of(s: spec.TransformerSpec) -> Sublayer:
-        return BilinearFeedForward(s) if s.feedforward == Bilinear() else make_feedforward(s)
-
-    def position_of(choice: Any, d_model: int, *rest: Any) -> Position:  # noqa: ANN401
-        return RampPosition(d_model) if choice == Ramp() else make_position(choice, d_model, *rest)
-
-    def norm_of(choice: Any, width: int) -> nn.Module:  # noqa: ANN401
-        return MaxNormLayer(width) if choice == MaxNorm() else make_norm(choice, width)
-
-    monkeypatch.setattr(block, "make_attention", attention_of)
-    monkeypatch.setattr(block, "make_feedforward", feedforward_of)
-    monkeypatch.setattr(stack, "make_position", position_of)
-    for module in (attention, residual, stack, heads):
-        monkeypatch.setattr(module, "make_norm", norm_of)
-    config._hints.cache_clear()
-    yield
-    config._hints.cache_clear()
+def _registered() -> None:
+    gh.register(GatedAttention, GatedAttentionLayer)
+    gh.register(Bilinear, BilinearFeedForward)
+    gh.register(Ramp, lambda s, causal: RampPosition(s.d_model))
+    gh.register(MaxNorm, lambda settings, width: MaxNormLayer(width))
 
 
 def make(*names: str, **settings: Any) -> gh.models.Decoder:  # noqa: ANN401

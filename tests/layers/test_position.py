@@ -13,12 +13,14 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 from transformers.models.t5.modeling_t5 import T5Attention
 
+import glasshouse as gh
 from glasshouse import InputError, spec
 from glasshouse.layers.position import RelativePosition, RotaryPosition, alibi_slopes, make_position
 
 
 def make(choice: spec.Position, *, causal: bool = True, n_heads: int = 4, max_len: int = 16) -> object:
-    return make_position(choice, d_model=32, d_head=8, n_heads=n_heads, max_len=max_len, causal=causal)
+    s = gh.preset("tiny-decoder", position=choice, d_model=32, d_head=8, n_heads=n_heads, max_len=max_len)
+    return make_position(s, causal)
 
 
 def test_sinusoidal_halves_equal_marian() -> None:
@@ -95,7 +97,8 @@ def test_rotary_and_scaling_equal_llama(
     q, k = torch.randn(2, 2, 4, 5, d_head)
     cos, sin = LlamaRotaryEmbedding(config)(q, positions)
     expected = apply_rotary_pos_emb(q, k, cos, sin)
-    position = make_position(spec.Rotary(theta, "halves", scaling), 4 * d_head, d_head, 4, 256, causal=True)
+    rotary = spec.Rotary(theta, "halves", scaling)
+    position = make_position(gh.preset("tiny-decoder", position=rotary, d_head=d_head), causal=True)
     rotate = position.rotation(positions, torch.float32)
     for ours, reference in zip((rotate(q), rotate(k)), expected, strict=True):
         # Both compute angles in float32: an angle of 255 may differ by a rounding, 255 * 2**-24 = 1.5e-5.

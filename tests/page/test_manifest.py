@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -13,9 +12,9 @@ from playwright.sync_api import Browser, Page, expect
 import glasshouse as gh
 from glasshouse.config import JsonDict, Settings
 from glasshouse.page import page_files
-from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.endpoints import PAGE, endpoints
 from glasshouse.page.forward_pass import ForwardPass
-from glasshouse.page.manifest import VIEWS
+from glasshouse.page.manifest import PAGE_ENDPOINTS, VIEWS
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View
@@ -54,14 +53,10 @@ SCRIPT = """export function mount(context, root) {
 @pytest.fixture
 def added(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Add a view: its line in the manifest, and its folder."""
-    static = tmp_path / "static"
-    shutil.copytree(page_files.STATIC, static)
-    (static / "views/letters").mkdir()
-    (static / "views/letters/view.js").write_text(SCRIPT)
-    (static / "views/letters/view.css").write_text(".letters { color: rgb(1, 2, 3) }\n")
-    monkeypatch.setattr(page_files, "STATIC", static)
-    monkeypatch.setitem(VIEWS, VIEW.name, VIEW)
-    monkeypatch.setitem(ENDPOINTS, "letters", VIEW.endpoints["letters"])  # as it is when ours are declared
+    (tmp_path / "letters").mkdir()
+    (tmp_path / "letters/view.js").write_text(SCRIPT)
+    (tmp_path / "letters/view.css").write_text(".letters { color: rgb(1, 2, 3) }\n")
+    monkeypatch.setitem(VIEWS, VIEW.name, replace(VIEW, static=tmp_path / "letters"))
 
 
 def draws(page: Page) -> None:
@@ -108,4 +103,5 @@ def test_every_view_has_a_script_and_endpoints_of_its_own() -> None:
     folders = {name.split("/")[1] for name in files if name.startswith("views/")}
     assert folders == set(VIEWS)
     declared = [name for view in VIEWS.values() for name in view.endpoints]
-    assert sorted(declared) == sorted(ENDPOINTS.keys() - {"model", "checkpoints", "tokenize", "next", "generate"})
+    assert sorted(declared) == sorted(endpoints().keys() - PAGE_ENDPOINTS)
+    assert PAGE.keys() | {"save"} == PAGE_ENDPOINTS

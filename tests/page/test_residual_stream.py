@@ -19,7 +19,7 @@ from glasshouse.inspection import position_similarity, residual_norms
 from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.models import Encoder, Model, Seq2Seq
 from glasshouse.page import residual_stream
-from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.endpoints import endpoints
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -53,7 +53,7 @@ def laid_open(kind: str, choices: JsonDict) -> TraceCache:
 
 
 def asked(traces: TraceCache, name: str, **body: object) -> JsonDict:
-    endpoint = ENDPOINTS[name]
+    endpoint = endpoints()[name]
     return endpoint.handler(traces, parse(endpoint.params, body))
 
 

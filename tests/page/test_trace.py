@@ -13,7 +13,7 @@ import torch
 
 import glasshouse as gh
 from glasshouse.page import serialization
-from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.endpoints import endpoints
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_info import Checkpoints, ModelInfo, checkpoints, model_info
 from glasshouse.page.model_loader import LONGEST, ModelLoader
@@ -125,7 +125,7 @@ def test_nan_weights_give_valid_json() -> None:
         ("lens", {"start": 0, "stop": 4}),
         ("logit_attribution", {"position": 2}),
     ]:
-        endpoint = ENDPOINTS[name]
+        endpoint = endpoints()[name]
         given = endpoint.handler(traces, gh.config.parse(endpoint.params, {"forward_pass": forward_pass, **body}))
         assert "NaN" not in serialization.to_json(given).decode()
         json.loads(serialization.to_json(given))

@@ -22,7 +22,7 @@ from glasshouse import config
 from glasshouse.errors import GlasshouseError
 from glasshouse.inspection import scale
 from glasshouse.page import serialization
-from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.endpoints import endpoints
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -488,4 +488,4 @@ def test_a_saved_page_includes_the_initial_requests(kind: str) -> None:
     source = {"side": "source", "position": 5} if kind == "tiny-seq2seq" else {"position": 3}
     assert name == "walkthrough"
     assert body == {"forward_pass": ForwardPass(TEXT).to_json(), "layer": 1, "head": 3, **source}
-    ENDPOINTS[name].handler(traces, config.parse(ENDPOINTS[name].params, body))
+    endpoints()[name].handler(traces, config.parse(endpoints()[name].params, body))

@@ -27,7 +27,11 @@ import glasshouse as gh
             {"position": {"kind": "learned", "theta": 1}},
             "position.theta is not a setting of 'learned'; it has offset.",
         ),
-        ({"attention": "linear"}, "attention.kind is 'linear', but it must be 'softmax'."),
+        (
+            {"attention": "linear"},
+            "attention.kind is 'linear', but it must be one of 'softmax', or be registered by a package that is "
+            "installed or imported.",
+        ),
         (
             {"attention": {"kind": "softmax", "scale": 1}},
             "attention.scale is not a setting of 'softmax'; it has none.",

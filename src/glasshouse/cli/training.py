@@ -88,6 +88,7 @@ def _baselines(result: Result, display: gh.training.Display) -> dict[str, float]
     if "bits_per_byte" not in result.report.metrics:
         return {}
     display.stage("comparing with gzip, xz and byte n-gram counts", 0, 0)
+    assert isinstance(result.datasets, gh.training.Datasets)  # a command has no others
     return gh.evaluation.baseline_bits(result.datasets.validation, result.datasets.train)
 
 
@@ -117,6 +118,7 @@ def _next(result: Result) -> Iterator[str]:
     folder = shlex.quote(str(result.folder))
     lines = (line for example in result.report.examples for line in example.input.splitlines())
     prompt = next(filter(str.strip, lines), "")
+    assert isinstance(result.datasets, gh.training.Datasets)
     match result.datasets.train.kind:
         case "text" if isinstance(result.model, gh.models.Decoder):
             left = result.model.spec.max_len - len(result.datasets.tok.encode(prompt[:PROMPT]))

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from glasshouse.data.item_datasets import PreferenceDataset as PreferenceDataset
     from glasshouse.data.item_datasets import Seq2SeqDataset as Seq2SeqDataset
     from glasshouse.data.item_datasets import TokenClassificationDataset as TokenClassificationDataset
+    from glasshouse.data.map_dataset import MapDataset as MapDataset
     from glasshouse.data.parts import join as join
     from glasshouse.data.parts import part_folder as part_folder
     from glasshouse.data.preparation import prepare as prepare
@@ -39,6 +40,7 @@ _EXPORTS = {
     "ContrastiveDataset": "item_datasets",
     "Corpus": "corpus",
     "Dataset": "batches",
+    "MapDataset": "map_dataset",
     "MaskedLMDataset": "text_datasets",
     "PairBatch": "batch",
     "PreferenceBatch": "batch",

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from glasshouse import config, spec, store
+from glasshouse import config, registry, spec, store
 from glasshouse import device as machine
 from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub import config_reader
@@ -113,9 +113,12 @@ def _read_config(
     if kind == NATIVE:
         config_reader.ConfigReader(table, source, ignore).reject_unused(ignored=())
         return None, _native_spec(table, source), set()
-    if not isinstance(kind, str) or kind not in FAMILIES:
-        raise StoreError(f"{source!r} has model_type = {kind!r}, which is not supported; {', '.join(FAMILIES)} are.")
-    family = FAMILIES[kind]
+    family = FAMILIES.get(str(kind)) or registry.load_entry_point(registry.FAMILIES, str(kind), Family)
+    if family is None:
+        raise StoreError(
+            f"{source!r} has model_type = {kind!r}, which is not supported; {', '.join(FAMILIES)} are, and others "
+            "where a package that adds them is installed."
+        )
     canonical = family.canonical_names(tensors)
     if twice := sorted(new for name, new in canonical.items() if new != name and new in tensors):
         raise StoreError(f"{folder.weights!r} contains {twice[0]} under two names; download it again.")
@@ -272,13 +275,19 @@ def matching_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None
     """Return the first family that can express these weights, and the unsupported fields of each one tried."""
     s = without_pooling(s)
     unsupported = {}
-    for name, family in FAMILIES.items():
+    for name, family in _families():
         found = [family.tensor_mapping(ours, s) for ours in weights]
         tensor_names = {mapping.name for mapping in found if mapping is not None}
         unsupported[name] = family.unsupported_fields(s, tensor_names)
         if not unsupported[name] and None not in found:
             return family, unsupported
     return None, unsupported
+
+
+def _families() -> Iterator[tuple[str, Family]]:
+    """Yield ours first: packages are imported only for a model that none of ours can express."""
+    yield from FAMILIES.items()
+    yield from registry.load_entry_points(registry.FAMILIES, Family).items()
 
 
 def _weights(model: Model, read: ReadWeight | None = None) -> dict[str, nn.Parameter]:

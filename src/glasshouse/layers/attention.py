@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import ClassVar, assert_never
+from typing import ClassVar
 
 from torch import Tensor, nn
 
-from glasshouse import spec
+from glasshouse import registry, spec
 from glasshouse.layers.attend import Attend
 from glasshouse.layers.attention_steps import SHOWN, Keys, head_steps
 from glasshouse.layers.cache import KVShape
@@ -166,20 +166,7 @@ class CrossAttention(MultiHeadAttention):
 
 def make_attention(s: spec.TransformerSpec, index: int) -> Sublayer:
     """Build the self-attention of a layer."""
-    match s.attention:
-        case spec.SoftmaxAttention():
-            return Attention(s, index)
-        case _:
-            assert_never(s.attention)
-
-
-def make_cross_attention(s: spec.TransformerSpec, index: int) -> Sublayer:
-    """Build the cross-attention of a layer."""
-    match s.attention:
-        case spec.SoftmaxAttention():
-            return CrossAttention(s, index)
-        case _:
-            assert_never(s.attention)
+    return registry.build(s.attention, Sublayer, s, index) or Attention(s, index)
 
 
 def split_heads(x: Tensor, d_head: int) -> Tensor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.attention import make_attention, make_cross_attention
+from glasshouse.layers.attention import CrossAttention, make_attention
 from glasshouse.layers.context import Context
 from glasshouse.layers.feedforward import make_feedforward
 from glasshouse.layers.residual import make_residual
@@ -30,7 +30,7 @@ class CrossBlock(nn.Module):
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
         self.attention = make_residual(s, make_attention(s, index))
-        self.cross = make_residual(s, make_cross_attention(s, index))
+        self.cross = make_residual(s, CrossAttention(s, index))
         self.feedforward = make_residual(s, make_feedforward(s))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import assert_never
 
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glasshouse import spec
+from glasshouse import registry, spec
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
 from glasshouse.layers.step import LinearStep, Step
@@ -22,10 +21,10 @@ class FeedForward(Sublayer):
 
     residual_input = "hidden"
 
-    def __init__(self, s: spec.TransformerSpec) -> None:
+    def __init__(self, s: spec.TransformerSpec, activation: nn.Module) -> None:
         super().__init__()
         self.up = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
-        self.activation = make_activation(s.feedforward)
+        self.activation = activation
         self.down = nn.Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
         self.kind = kind_of(s.feedforward)
 
@@ -66,11 +65,11 @@ class GatedFeedForward(FeedForward):
 
     shared_input = ("gate", "up")
 
-    def __init__(self, s: spec.TransformerSpec) -> None:
+    def __init__(self, s: spec.TransformerSpec, activation: nn.Module) -> None:
         nn.Module.__init__(self)
         self.gate = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
         self.up = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
-        self.activation = make_activation(s.feedforward)
+        self.activation = activation
         self.down = nn.Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
         self.kind = kind_of(s.feedforward)
 
@@ -131,8 +130,7 @@ def make_activation(choice: spec.FeedForward) -> nn.Module:
             return nn.GELU("tanh" if tanh else "none")
         case spec.Silu() | spec.SwiGLU():
             return nn.SiLU()
-        case _:
-            assert_never(choice)
+    return nn.GELU()  # in the head of an encoder whose feed-forward layer was registered: BERT's
 
 
 def kind_of(choice: spec.FeedForward) -> str:
@@ -142,4 +140,7 @@ def kind_of(choice: spec.FeedForward) -> str:
 
 def make_feedforward(s: spec.TransformerSpec) -> Sublayer:
     """Build the feed-forward layer of a spec."""
-    return GatedFeedForward(s) if s.feedforward.gated else FeedForward(s)
+    if (layer := registry.build(s.feedforward, Sublayer, s)) is not None:
+        return layer
+    activation = make_activation(s.feedforward)
+    return GatedFeedForward(s, activation) if s.feedforward.gated else FeedForward(s, activation)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import assert_never
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glasshouse import spec
+from glasshouse import registry, spec
 
 
 class Norm(nn.Module):
@@ -74,10 +72,11 @@ def make_norm(choice: spec.Norm, width: int) -> nn.Module:
     >>> make_norm(spec.RMSNorm(), 64)
     RMSNorm((64,), eps=1e-06, elementwise_affine=True)
     """
+    if (norm := registry.build(choice, Norm, choice, width)) is not None:
+        return norm
     match choice:
         case spec.LayerNorm(eps, bias):
             return LayerNorm(width, eps=eps, bias=bias)
         case spec.RMSNorm(eps):
             return RMSNorm(width, eps=eps)
-        case _:
-            assert_never(choice)
+    raise AssertionError(choice)

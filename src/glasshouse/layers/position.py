@@ -13,7 +13,7 @@ from typing import assert_never
 import torch
 from torch import Tensor, nn
 
-from glasshouse import spec
+from glasshouse import registry, spec
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import Embedding
 from glasshouse.layers.step import Step
@@ -62,26 +62,25 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
-def make_position(
-    choice: spec.Position, d_model: int, d_head: int, n_heads: int, max_len: int, causal: bool
-) -> Position:
-    """Build the position encoding of a spec."""
-    match choice:
+def make_position(s: spec.TransformerSpec, causal: bool) -> Position:
+    """Build the position encoding of a stack."""
+    if (position := registry.build(s.position, Position, s, causal)) is not None:
+        return position
+    match s.position:
         case spec.NoPosition():
             return Position()
         case spec.Sinusoidal(layout):
-            return SinusoidalPosition(d_model, layout == "pairs")
+            return SinusoidalPosition(s.d_model, layout == "pairs")
         case spec.Learned(offset):
-            return LearnedPosition(max_len, d_model, offset)
+            return LearnedPosition(s.max_len, s.d_model, offset)
         case spec.Rotary(theta, layout, scaling):
             rotate_pairs = rotate_halves if layout == "halves" else rotate_interleaved
-            return RotaryPosition(d_head, theta, rotate_pairs, scaling)
+            return RotaryPosition(s.d_head, theta, rotate_pairs, scaling)
         case spec.Relative(n_buckets, max_distance):
-            return RelativePosition(n_heads, n_buckets, max_distance, causal)
+            return RelativePosition(s.n_heads, n_buckets, max_distance, causal)
         case spec.Alibi():
-            return AlibiPosition(n_heads)
-        case _:
-            assert_never(choice)
+            return AlibiPosition(s.n_heads)
+    raise AssertionError(s.position)
 
 
 class SinusoidalPosition(Position):

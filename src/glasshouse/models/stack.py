@@ -32,7 +32,7 @@ class Stack(nn.Module):
         self.softcap = s.attention_softcap
         self.attention_dropout = s.attention_dropout
         self.windows = sorted({s.window(index) for index in range(n_layers)})
-        self.position = make_position(s.position, s.d_model, s.d_head, s.n_heads, s.max_len, causal)
+        self.position = make_position(s, causal)
         self.embed_norm = make_norm(s.norm, s.d_model) if s.embed_norm else nn.Identity()
         self.drop = nn.Dropout(s.embed_dropout)
         block = CrossBlock if cross else Block

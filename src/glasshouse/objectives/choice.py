@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+from glasshouse import registry
 from glasshouse.objectives.contrastive import Contrastive
 from glasshouse.objectives.distillation import Distillation
 from glasshouse.objectives.dpo import DPO
 from glasshouse.objectives.multi_token import MultiToken
+from glasshouse.objectives.objective import Objective
 
-ObjectiveChoice = DPO | Distillation | Contrastive | MultiToken
+for kind in (DPO, Distillation, Contrastive, MultiToken):
+    registry.add(kind)
+ObjectiveChoice = Objective[Any]  # one of these, or one that another package registers

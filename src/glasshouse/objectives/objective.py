@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from glasshouse import registry
 from glasshouse.config import JsonDict
 from glasshouse.data import Batch, Corpus, Dataset
 from glasshouse.data.corpus import Kind
@@ -26,12 +27,12 @@ D = TypeVar("D", bound=Dataset)
 Pair = tuple[list[int], list[int]]  # the ids of a prompt and of its reference
 
 
-class Objective(ABC, Generic[D]):
+class Objective(registry.Kind, ABC, Generic[D]):
     """What is asked of a model on one kind of data; `registry` lists them all.
 
     A subclass names the models and the data that it is for and makes their dataset. It may have a head, a loss,
     metrics and an evaluation of its own; by default the loss is cross-entropy. One that `train.objective` names is
-    also a frozen dataclass of its settings, in the union of `choice`.
+    also a frozen dataclass of its settings, registered in `choice` or by `gh.register`.
 
     >>> from glasshouse.objectives import CausalLM
     >>> CausalLM().data_kind, CausalLM().fits("decoder", "next_token"), CausalLM().fits("encoder", "masked_token")

@@ -90,6 +90,19 @@ def objectives_on(kind: Kind) -> list[Objective[Any]]:
     return [objective for objective in OBJECTIVES if objective.data_kind == kind]
 
 
+def model_objective(s: Spec) -> Objective[Any]:
+    """Return what is asked of a model on samples that it is given, of no corpus.
+
+    >>> import glasshouse as gh
+    >>> type(model_objective(gh.preset("tiny-encoder"))).__name__
+    'MaskedLM'
+    """
+    found = next((objective for objective in OBJECTIVES if objective.fits(s.kind, s.head.kind)), None)
+    if found is None:
+        raise InputError(f"a model of kind {s.kind} with the head {s.head.kind} has no loss; give objective, too.")
+    return found
+
+
 def head_objective(
     kind: Kind, model_kind: object, head_kind: object, chosen: Objective[Any] | None = None
 ) -> Objective[Any]:

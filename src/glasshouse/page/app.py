@@ -18,7 +18,7 @@ from starlette.routing import Route
 from glasshouse import config
 from glasshouse.errors import GlasshouseError
 from glasshouse.page import html_export, serialization
-from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.endpoints import endpoints
 from glasshouse.page.page_files import index_page, static_files
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint
@@ -33,7 +33,7 @@ class Api:
 
     def __init__(self, traces: TraceCache) -> None:
         self.traces = traces
-        self.endpoints = ENDPOINTS | {"save": Endpoint(html_export.Save, html_export.save)}
+        self.endpoints = endpoints() | {"save": Endpoint(html_export.Save, html_export.save)}
         self.model_lock = asyncio.Lock()  # waiting requests are served in order
 
     async def handle(self, request: Request) -> Response:

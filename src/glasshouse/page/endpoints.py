@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from glasshouse.page import model_info, next_token, tokenization
-from glasshouse.page.manifest import VIEWS
+from glasshouse.page.manifest import views
 from glasshouse.page.view import Endpoint
 
-ENDPOINTS = {
+PAGE = {
     "model": Endpoint(model_info.ModelInfo, model_info.model_info, needs_model=False),
     "checkpoints": Endpoint(model_info.Checkpoints, model_info.checkpoints, needs_model=False),
     "tokenize": Endpoint(tokenization.Tokenize, tokenization.tokenize, needs_model=False),
     "next": Endpoint(next_token.Next, next_token.next_tokens),
     "generate": Endpoint(next_token.Generate, next_token.generate_text),
-    **{name: endpoint for view in VIEWS.values() for name, endpoint in view.endpoints.items()},
 }
+
+
+def endpoints() -> dict[str, Endpoint]:
+    """Return all endpoints, those of the views of installed packages included."""
+    return PAGE | {name: endpoint for view in views().values() for name, endpoint in view.endpoints.items()}

@@ -12,7 +12,7 @@ from glasshouse import config
 from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.page import serialization
-from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.endpoints import endpoints
 from glasshouse.page.page_files import data_script, index_page, static_files
 from glasshouse.page.trace import TraceCache
 
@@ -58,16 +58,17 @@ def export_html(
 
     Responses to `more` requests are added while there is room.
     """
+    known = endpoints()
     responses: dict[str, object] = {}
     size = 0
 
     def add(name: str, body: JsonDict) -> None:
         nonlocal size
         key = request_key(name, body)
-        if name not in ENDPOINTS or key in responses:
+        if name not in known or key in responses:
             return
         try:
-            given = serialization.to_json(ENDPOINTS[name].handler(traces, config.parse(ENDPOINTS[name].params, body)))
+            given = serialization.to_json(known[name].handler(traces, config.parse(known[name].params, body)))
         except GlasshouseError:  # already reported to the page
             return
         size += len(given)

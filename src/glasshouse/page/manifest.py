@@ -1,7 +1,10 @@
-"""The views of the page by name, in the order of their tabs."""
+"""The views of the page by name, in the order of their tabs: ours, and those of installed packages."""
 
 from __future__ import annotations
 
+import warnings
+
+from glasshouse import registry
 from glasshouse.page import (
     attention,
     chat,
@@ -13,7 +16,9 @@ from glasshouse.page import (
     walkthrough,
 )
 from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.view import View
 
+PAGE_ENDPOINTS = {"model", "checkpoints", "tokenize", "next", "generate", "save"}  # which no view declares
 VIEWS = {
     view.name: view
     for view in (
@@ -29,6 +34,23 @@ VIEWS = {
 }
 
 
+def views() -> dict[str, View]:
+    """Return all views; one whose name or endpoint is taken is left out, with a warning."""
+    found = dict(VIEWS)
+    taken = {name for view in found.values() for name in view.endpoints} | PAGE_ENDPOINTS
+    for view in registry.load_entry_points(registry.VIEWS, View).values():
+        if clash := ({view.name} & found.keys()) | (view.endpoints.keys() & taken):
+            warnings.warn(
+                f"the page leaves out the view {view.name!r} of an installed package: {min(clash)!r} is the name of "
+                "another view or endpoint.",
+                stacklevel=2,
+            )
+            continue
+        found[view.name] = view
+        taken |= view.endpoints.keys()
+    return found
+
+
 def available_views(loader: ModelLoader) -> list[str]:
     """Return the names of the views that apply to the model."""
-    return [name for name, view in VIEWS.items() if view.applies(loader)]
+    return [name for name, view in views().items() if view.applies(loader)]

@@ -5,15 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from glasshouse.page import serialization
-from glasshouse.page.manifest import VIEWS
+from glasshouse.page.manifest import views
 from glasshouse.page.url_state import DEFAULTS
 
 STATIC = Path(__file__).parent / "static"
 
 
 def static_files() -> dict[str, bytes]:
-    """Return the files of the page by their path below /static/."""
-    return {path.relative_to(STATIC).as_posix(): path.read_bytes() for path in sorted(STATIC.rglob("*.*"))}
+    """Return the files of the page by their path below /static/, with those of views of installed packages."""
+    files = {path.relative_to(STATIC).as_posix(): path for path in sorted(STATIC.rglob("*.*"))}
+    for view in views().values():
+        if view.static is not None:
+            scripts = sorted(path for suffix in ("js", "css") for path in view.static.rglob(f"*.{suffix}"))
+            files |= {f"views/{view.name}/{path.relative_to(view.static).as_posix()}": path for path in scripts}
+    return {name: path.read_bytes() for name, path in files.items()}
 
 
 def index_page(*, served: bool = False) -> str:
@@ -22,10 +27,10 @@ def index_page(*, served: bool = False) -> str:
     Where it is served beside an API, it opens with the chat.
     """
     files = static_files()
-    sheets = [name for view in VIEWS if (name := f"views/{view}/view.css") in files]
+    sheets = [name for view in views() if (name := f"views/{view}/view.css") in files]
     styles = "".join(f'<link rel="stylesheet" href="/static/{name}">\n' for name in sheets)
     manifest = {
-        "views": [{"name": view.name, "title": view.title} for view in VIEWS.values()],
+        "views": [{"name": view.name, "title": view.title} for view in views().values()],
         "state": DEFAULTS | ({"view": "chat"} if served else {}),
         "served": served,
     }

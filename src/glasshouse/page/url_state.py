@@ -11,7 +11,7 @@ from glasshouse import config
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
 from glasshouse.page.forward_pass import ForwardPass, Prompt
-from glasshouse.page.manifest import VIEWS
+from glasshouse.page.manifest import views
 from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.next_token import Generate, generate_text
 from glasshouse.page.trace import TraceCache
@@ -37,8 +37,11 @@ DEFAULTS: JsonDict = {
     "top_p": 1,
     "seed": 0,
 }
-# Keys that belong to one view, each prefixed with its name.
-VIEW_STATE_KEYS = tuple(f"{view.name}_{key}" for view in VIEWS.values() for key in view.state_keys)
+
+
+def view_state_keys() -> list[str]:
+    """Return the keys that belong to one view, each prefixed with its name."""
+    return [f"{view.name}_{key}" for view in views().values() for key in view.state_keys]
 
 
 def fragment(state: Mapping[str, object]) -> str:

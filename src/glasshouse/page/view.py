@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from glasshouse.config import JsonDict
@@ -28,8 +29,8 @@ def _every_model(loader: ModelLoader) -> bool:
 class View:
     """A view: its tab, its endpoints and its part of the URL state.
 
-    Its script is `static/views/NAME/view.js`, which exports `mount(context, root)`, and its style sheet is `view.css`
-    beside it.
+    Its script is `view.js`, which exports `mount(context, root)`, and its style sheet is `view.css` beside it: in
+    `static/views/NAME`, or in the folder `static` of the package that it comes from.
     """
 
     name: str  # in the URL, and before its state keys
@@ -39,3 +40,4 @@ class View:
     initial_requests: Callable[[TraceCache, ForwardPass, JsonDict], list[tuple[str, JsonDict]]]
     state_keys: tuple[str, ...] = ()  # that no other view reads, without the name before them
     applies: Callable[[ModelLoader], bool] = _every_model
+    static: Path | None = None  # the folder of its scripts and styles, if it is not one of ours

@@ -15,11 +15,11 @@ from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import html_export
 from glasshouse.page.forward_pass import Prompt
-from glasshouse.page.manifest import VIEWS, available_views
+from glasshouse.page.manifest import available_views, views
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.url_state import DEFAULTS, VIEW_STATE_KEYS, forward_pass_of, fragment, with_defaults
+from glasshouse.page.url_state import DEFAULTS, forward_pass_of, fragment, view_state_keys, with_defaults
 from glasshouse.text import Tokenizer
 
 MOST = 128  # further selections of tokens and heads that a saved file includes
@@ -75,7 +75,7 @@ class Look:
             yield "tokenize", {"forward_pass": patched.patch_pass.to_json()}
         forward_pass = forward_pass_of(loaded, state)
         for name in available_views(self.traces.loader):
-            yield from VIEWS[name].initial_requests(self.traces, forward_pass, state)
+            yield from views()[name].initial_requests(self.traces, forward_pass, state)
 
     def _states(self, state: JsonDict) -> Iterator[JsonDict]:
         yield state
@@ -111,14 +111,13 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
 
 def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
     """Return a state after checking its keys, and its values against the model."""
+    known = [*DEFAULTS, *view_state_keys()]
     for name in given:
-        if name not in DEFAULTS and name not in VIEW_STATE_KEYS:
-            raise InputError(
-                f"the page has no state key {name!r}; {did_you_mean(name, [*DEFAULTS, *VIEW_STATE_KEYS])}"
-            )
+        if name not in known:
+            raise InputError(f"the page has no state key {name!r}; {did_you_mean(name, known)}")
     state: JsonDict = {name: _typed(name, value) for name, value in given.items()}
-    if (view := state.get("view", "tokens")) not in VIEWS:
-        raise InputError(f"there is no view {view!r}; {did_you_mean(view, VIEWS)}")
+    if (view := state.get("view", "tokens")) not in views():
+        raise InputError(f"there is no view {view!r}; {did_you_mean(view, views())}")
     loader = traces.loader
     if view not in (fitting := available_views(loader)):
         raise InputError(f"the view {view!r} does not apply to this model; choose one of {', '.join(fitting)}.")

@@ -7,9 +7,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from glasshouse.page.app import page_routes, respond
-from glasshouse.page.endpoints import ENDPOINTS
+from glasshouse.page.endpoints import endpoints
 from glasshouse.page.guard import policy, security_headers
-from glasshouse.page.manifest import VIEWS, available_views
+from glasshouse.page.manifest import available_views, views
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
 from glasshouse.page.page_files import index_page
 from glasshouse.page.trace import TraceCache
@@ -28,6 +28,7 @@ class Look:
         self._memory = MEMORY // (len(api.models) * max(1, n_keys))
         self._loaders = {name: _loader(served) for name, served in api.models.items()}
         self._traces: dict[tuple[str, str], TraceCache] = {}  # by model and key
+        self._known = endpoints()
         self._endpoints = {name: _endpoints(loader) for name, loader in self._loaders.items()}
 
     def routes(self) -> list[Route]:
@@ -42,7 +43,7 @@ class Look:
         asked = request.path_params["name"]
         if asked not in self._endpoints[name]:
             raise ApiError(f"the page has no endpoint {asked[:40]!r} here.", 404)
-        endpoint = ENDPOINTS[asked]
+        endpoint = self._known[asked]
         body = await api.read_body(request)
         key = request.scope[KEY]
         traces = self._traces.setdefault((name, key), TraceCache(self._loaders[name], self._memory))
@@ -57,4 +58,4 @@ def _loader(served: ServedModel) -> ModelLoader:
 
 
 def _endpoints(loader: ModelLoader) -> set[str]:
-    return {*SHARED, *(name for view in available_views(loader) for name in VIEWS[view].endpoints)}
+    return {*SHARED, *(name for view in available_views(loader) for name in views()[view].endpoints)}

@@ -5,14 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
+from glasshouse import registry
 from glasshouse.config import Settings
 
 if TYPE_CHECKING:
     from glasshouse.spec.model import TransformerSpec
 
 
-class FeedForwardKind(Settings):
+class FeedForward(Settings, registry.Kind):
     """Two linear layers with an activation between; if gated, a third one, and its activated output multiplies."""
+
+    build_arguments = "the spec"
 
     gated: ClassVar[bool] = False
 
@@ -23,21 +26,21 @@ class FeedForwardKind(Settings):
 
 
 @dataclass(frozen=True)
-class Relu(FeedForwardKind):
+class Relu(FeedForward):
     """max(x, 0)."""
 
     kind: ClassVar[str] = "relu"
 
 
 @dataclass(frozen=True)
-class ReluSquared(FeedForwardKind):
+class ReluSquared(FeedForward):
     """max(x, 0) squared."""
 
     kind: ClassVar[str] = "relu2"
 
 
 @dataclass(frozen=True)
-class Gelu(FeedForwardKind):
+class Gelu(FeedForward):
     """x times the normal distribution's P(X < x), exact or by its tanh approximation."""
 
     kind: ClassVar[str] = "gelu"
@@ -45,14 +48,14 @@ class Gelu(FeedForwardKind):
 
 
 @dataclass(frozen=True)
-class Silu(FeedForwardKind):
+class Silu(FeedForward):
     """x times its sigmoid, also called swish."""
 
     kind: ClassVar[str] = "silu"
 
 
 @dataclass(frozen=True)
-class SwiGLU(FeedForwardKind):
+class SwiGLU(FeedForward):
     """Gated linear unit with a SiLU gate."""
 
     kind: ClassVar[str] = "swiglu"
@@ -60,7 +63,7 @@ class SwiGLU(FeedForwardKind):
 
 
 @dataclass(frozen=True)
-class GeGLU(FeedForwardKind):
+class GeGLU(FeedForward):
     """Gated linear unit with a GELU gate."""
 
     kind: ClassVar[str] = "geglu"
@@ -68,4 +71,4 @@ class GeGLU(FeedForwardKind):
     tanh: bool = False  # use the tanh approximation
 
 
-FeedForward = Relu | ReluSquared | Gelu | Silu | SwiGLU | GeGLU
+registry.add(Relu, ReluSquared, Gelu, Silu, SwiGLU, GeGLU)

@@ -5,11 +5,22 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from glasshouse import registry
 from glasshouse.config import Settings, require_positive
 
 
+class Norm(Settings, registry.Kind):
+    """What a model asks of its norm."""
+
+    build_arguments = "its settings and the width"
+
+    def n_parameters(self, width: int) -> int:
+        """Return the number of parameters of a norm over `width` coordinates."""
+        raise NotImplementedError
+
+
 @dataclass(frozen=True)
-class LayerNorm(Settings):
+class LayerNorm(Norm):
     """Subtract the mean, divide by the standard deviation, scale and shift."""
 
     kind: ClassVar[str] = "layer"
@@ -20,12 +31,11 @@ class LayerNorm(Settings):
         require_positive(self, "eps")
 
     def n_parameters(self, width: int) -> int:
-        """Return the number of parameters of a norm over `width` coordinates."""
         return width * (2 if self.bias else 1)
 
 
 @dataclass(frozen=True)
-class RMSNorm(Settings):
+class RMSNorm(Norm):
     """Divide by the root of the mean square and scale."""
 
     kind: ClassVar[str] = "rms"
@@ -35,8 +45,7 @@ class RMSNorm(Settings):
         require_positive(self, "eps")
 
     def n_parameters(self, width: int) -> int:
-        """Return the number of parameters of a norm over `width` coordinates."""
         return width
 
 
-Norm = LayerNorm | RMSNorm
+registry.add(LayerNorm, RMSNorm)

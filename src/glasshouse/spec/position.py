@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar, Literal
 
+from glasshouse import registry
 from glasshouse.config import Settings, require, require_positive
 from glasshouse.spec.init import Init, Xavier
 
@@ -75,8 +76,10 @@ class YarnScaling(Settings):
         require(self.beta_slow > 1e-9, "yarn.beta_slow", self.beta_slow, "a number of rotations")
 
 
-class PositionKind(Settings):
+class Position(Settings, registry.Kind):
     """What a model asks of its position encoding; the defaults are those of most kinds."""
+
+    build_arguments = "the spec, and whether the stack is causal"
 
     init: ClassVar[Init | None] = None  # the initialization that it needs, if any
     scales_embeddings: ClassVar[bool] = False  # whether token embeddings are multiplied by sqrt(d_model) by default
@@ -94,14 +97,14 @@ class PositionKind(Settings):
 
 
 @dataclass(frozen=True)
-class NoPosition(PositionKind):
+class NoPosition(Position):
     """No position encoding (NoPE); a decoder can infer positions from the causal mask."""
 
     kind: ClassVar[str] = "none"
 
 
 @dataclass(frozen=True)
-class Sinusoidal(PositionKind):
+class Sinusoidal(Position):
     """Fixed sinusoids added to the token embeddings: interleaved in pairs, or sines first in halves."""
 
     kind: ClassVar[str] = "sinusoidal"
@@ -115,7 +118,7 @@ class Sinusoidal(PositionKind):
 
 
 @dataclass(frozen=True)
-class Learned(PositionKind):
+class Learned(Position):
     """Learned position embeddings for `max_len` positions; the first `offset` rows of the table are unused."""
 
     kind: ClassVar[str] = "learned"
@@ -132,7 +135,7 @@ class Learned(PositionKind):
 
 
 @dataclass(frozen=True)
-class Rotary(PositionKind):
+class Rotary(Position):
     """Rotary position embedding (RoPE) of queries and keys."""
 
     kind: ClassVar[str] = "rotary"
@@ -148,7 +151,7 @@ class Rotary(PositionKind):
 
 
 @dataclass(frozen=True)
-class Relative(PositionKind):
+class Relative(Position):
     """T5's relative position bias on the scores: learned per head and distance bucket, shared by all layers."""
 
     kind: ClassVar[str] = "relative"
@@ -165,10 +168,10 @@ class Relative(PositionKind):
 
 
 @dataclass(frozen=True)
-class Alibi(PositionKind):
+class Alibi(Position):
     """ALiBi: a bias on the scores linear in the distance, with a fixed slope per head."""
 
     kind: ClassVar[str] = "alibi"
 
 
-Position = NoPosition | Sinusoidal | Learned | Rotary | Relative | Alibi
+registry.add(NoPosition, Sinusoidal, Learned, Rotary, Relative, Alibi)

@@ -7,10 +7,12 @@ from glasshouse.training.custom import Callback
 from glasshouse.training.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.launch import train
 from glasshouse.training.loop import Trainer
+from glasshouse.training.optimizer import Optimizer
 from glasshouse.training.processes import Parallel, is_main_process
 from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.result import Result
 from glasshouse.training.run import Data, Run, Train, recipes
+from glasshouse.training.schedule import Schedule
 from glasshouse.training.signals import StoppedError
 
 __all__ = [
@@ -18,11 +20,13 @@ __all__ = [
     "Data",
     "Datasets",
     "Display",
+    "Optimizer",
     "Parallel",
     "ProgressReporter",
     "Result",
     "Run",
     "SavedCheckpoint",
+    "Schedule",
     "SilentReporter",
     "StoppedError",
     "Train",

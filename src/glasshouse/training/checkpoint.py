@@ -88,7 +88,7 @@ class Checkpointer:
         train_step: TrainStep,
         ema: EMA | None,
         state: TrainerState,
-        tok: Tokenizer,
+        tok: Tokenizer | None,
         checkpoints: Checkpoints,
     ) -> None:
         self.model, self.train_step, self.ema, self.state, self.tok = model, train_step, ema, state, tok

@@ -1,4 +1,4 @@
-"""What a caller brings to a run in place of what its settings choose: callbacks, an objective, an optimizer."""
+"""What a caller brings to a run in place of what its settings choose: callbacks, objective, optimizer, dataset."""
 
 from __future__ import annotations
 
@@ -55,14 +55,23 @@ class Custom:
     callbacks: Sequence[Callback] = ()
     objective: Objective[Any] | LossFn | None = None
     optimizer: MakeOptimizer | None = None
+    dataset: Any = None  # map-style, or a pair of them: for training and validation
 
     def __post_init__(self) -> None:
         if unknown := [one for one in self.callbacks if not isinstance(one, Callback)]:
             raise InputError(f"callbacks has {unknown[0]!r}, but each must be a gh.training.Callback.")
+        for one in self._datasets:
+            if isinstance(one, type) or not hasattr(one, "__len__") or not (ITEMS & {*dir(one)}):
+                raise InputError(f"dataset is {one!r}, but it must be {WANTED['dataset']}.")
         for name in ("objective", "optimizer"):
             given = getattr(self, name)
             if isinstance(given, type) or not (given is None or callable(given) or isinstance(given, Objective)):
                 raise InputError(f"{name} is {given!r}, but it must be {WANTED[name]}.")
+
+    @property
+    def _datasets(self) -> tuple[Any, ...]:
+        pair = isinstance(self.dataset, tuple) and len(self.dataset) == 2
+        return () if self.dataset is None else self.dataset if pair else (self.dataset,)
 
     @property
     def names(self) -> dict[str, str]:
@@ -72,7 +81,11 @@ class Custom:
         >>> Custom(objective=CausalLM()).names
         {'objective': 'glasshouse.objectives.causal_lm.CausalLM'}
         """
-        brought = {"objective": self.objective, "optimizer": self.optimizer}
+        brought = {
+            "objective": self.objective,
+            "optimizer": self.optimizer,
+            "dataset": next(iter(self._datasets), None),
+        }
         return {name: _qualified(one) for name, one in brought.items() if one is not None}
 
     def choose_objective(self, setting: Objective[Any] | None) -> Objective[Any] | None:
@@ -99,7 +112,9 @@ class Custom:
         return made
 
 
+ITEMS = {"__getitem__", "batch"}  # a dataset of torch, or of `glasshouse.data`
 WANTED = {
+    "dataset": "a dataset with a length and items, such as torch's, or a pair of them for training and validation",
     "objective": "an Objective or a loss function of model, batch and label smoothing",
     "optimizer": "a function that takes the model and returns a torch.optim.Optimizer",
 }

@@ -14,6 +14,7 @@ from glasshouse.errors import InputError
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss import LossFn
 from glasshouse.training.custom import Callback, Custom, MakeOptimizer
+from glasshouse.training.custom_dataset import AnyDatasets, custom_datasets
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
 from glasshouse.training.folder import lock_run, run_folder
 from glasshouse.training.loop import Trainer
@@ -24,7 +25,7 @@ from glasshouse.training.progress import Display, ProgressReporter, SilentReport
 from glasshouse.training.recovery import Recovery
 from glasshouse.training.result import Result, save_result
 from glasshouse.training.run import Pretrained, Run
-from glasshouse.training.setup import Setup, check_objective, describe, make_setup
+from glasshouse.training.setup import Setup, check_objective, describe, make_setup, resolve_precision
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.trackers import Trackers
 
@@ -36,6 +37,7 @@ def train(
     callbacks: Sequence[Callback] = (),
     objective: Objective[Any] | LossFn | None = None,
     optimizer: MakeOptimizer | None = None,
+    dataset: Any = None,  # noqa: ANN401 - any class with a length and items
 ) -> Result:
     """Train a model, or resume its training, and save it to the run folder.
 
@@ -43,8 +45,9 @@ def train(
     `ProgressReporter`; `progress=False` shows nothing. Ctrl-C, SIGTERM and SIGHUP save and raise `StoppedError`.
 
     `callbacks` are called by the training loop. `objective` is an `Objective`, or a loss of model, batch and label
-    smoothing that is summed over the targets; `optimizer` takes the model and returns a torch optimizer. Both are
-    used instead of those that the settings choose, and a resumed run must be given the same.
+    smoothing that is summed over the targets; `optimizer` takes the model and returns a torch optimizer; `dataset` is
+    a map-style dataset, such as torch's, or a pair of them for training and validation, whose items are described by
+    `gh.data.MapDataset`. All are used instead of what the settings choose, and a resumed run must be given the same.
 
     >>> import tempfile, glasshouse as gh
     >>> folder = tempfile.mkdtemp()
@@ -67,11 +70,12 @@ def train(
     if isinstance(progress, bool):
         shows = progress and is_main_process()
         with Display(units_of(run.data)).open() if shows else nullcontext(SilentReporter()) as shown:
-            return train(run, shown, callbacks=callbacks, objective=objective, optimizer=optimizer)
-    custom = Custom(tuple(callbacks), objective, optimizer)
+            return train(run, shown, callbacks=callbacks, objective=objective, optimizer=optimizer, dataset=dataset)
+    custom = Custom(tuple(callbacks), objective, optimizer, dataset)
     device = machine.resolve(run.train.device, "train.device")  # fails before the data are prepared
     if not isinstance(run.model, Pretrained):
         check_new_model(run)  # likewise
+    resolve_precision(run.train.precision, device)  # likewise
     with join_processes(run.train.parallel, device) as (processes, device), watched(processes):
         return _train_in(run, custom, processes, device, progress if processes.is_main else SilentReporter())
 
@@ -83,20 +87,28 @@ def _train_in(
     chosen = custom.choose_objective(run.train.objective)
     if chosen is not None:
         check_objective(chosen, run.train, processes)  # before the data are prepared
+    if custom.dataset is not None and run.train.objective is not None:
+        raise InputError(
+            f"train.objective is {run.train.objective.kind!r} and dataset is given, but that objective takes its own "
+            "data; leave one of them out."
+        )
     with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
         for note in run.notes:
             progress.log(note)
         progress.log(f"folder   {folder}")
-        progress.log(f"data     {describe_files(run.data)}")
+        progress.log(f"data     {describe_files(run.data) if custom.dataset is None else 'a dataset of your own'}")
         progress.log("stop     Ctrl-C saves a checkpoint and stops; run the same command again to resume")
         base = None
         if isinstance(run.model, Pretrained):
             progress.stage("loading the model to start from", 0, 0)
-            base = load_base(run.model.source, run.data)
+            base = load_base(run.model.source, run.data, needs_tokenizer=custom.dataset is None)
         choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None, chosen))
         known = base[1] if base else chosen.tokenizer() if chosen else None
-        with processes.main_first():
-            datasets = prepare_datasets(choice, folder, known, progress.stage)
+        if custom.dataset is not None:
+            datasets: AnyDatasets = custom_datasets(custom.dataset, run, known)
+        else:
+            with processes.main_first():
+                datasets = prepare_datasets(choice, folder, known, progress.stage)
         with Signals() as signals:
             progress.stage("building the model", 0, 0)
             setup = make_setup(run, folder, device, datasets, base, progress, signals, processes, custom)

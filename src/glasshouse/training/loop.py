@@ -42,7 +42,7 @@ class Trainer:
         self._stopped = False
         self.state, self.reporter = setup.state, setup.reporter
         self.batches, self.flops = self._stream(), FlopEstimator(setup.model)
-        self.token_bytes = setup.objective.token_bytes(setup.datasets.tok)
+        self.token_bytes = setup.token_bytes
         self.stragglers = Stragglers(setup.processes, setup.reporter.log)
         self._launched: Launched | None = None  # the last step, if its metrics are not read yet
 

@@ -26,7 +26,8 @@ from glasshouse.models.surgery import with_tokenizer
 from glasshouse.objectives import Objective
 from glasshouse.objectives.registry import head_objective, required_kind
 from glasshouse.text import Tokenizer
-from glasshouse.training.datasets import Datasets, given_tokenizer
+from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets
+from glasshouse.training.datasets import given_tokenizer
 from glasshouse.training.parallel import FullDraws, parallelize
 from glasshouse.training.processes import Processes
 from glasshouse.training.run import Data, Pretrained, Run, Train, recipes
@@ -34,11 +35,14 @@ from glasshouse.training.run import Data, Pretrained, Run, Train, recipes
 FROM_DATA = ("head", "start_id", "end_ids", "pad_id")  # fields that only the data complete
 
 
-def load_base(source: str, data: Data) -> tuple[Model, Tokenizer]:
+Base = tuple[Model, Tokenizer | None]  # a pretrained model to start from
+
+
+def load_base(source: str, data: Data, *, needs_tokenizer: bool = True) -> Base:
     """Load the pretrained model of `model.from`.
 
     A model saved without a tokenizer uses the one of the data settings, and never a new one: its embeddings were not
-    trained on those ids.
+    trained on those ids. A dataset that has ids needs none.
     """
     match Path(source).parts:
         case ["runs", name, "model"] if name in recipes() and not Path(source).exists():  # the output of a recipe
@@ -48,7 +52,7 @@ def load_base(source: str, data: Data) -> tuple[Model, Tokenizer]:
                 "give another by model.from."
             )
     model, tok = hub.load(source, dtype=torch.float32)
-    if tok is None:
+    if tok is None and needs_tokenizer:
         tok = given_tokenizer(data)
         if tok is None:
             raise InputError(
@@ -126,8 +130,8 @@ def make_meta_model(run: Run) -> Model:
 
 def make_initial_model(
     run: Run,
-    datasets: Datasets,
-    base: tuple[Model, Tokenizer] | None,
+    datasets: AnyDatasets,
+    base: Base | None,
     device: torch.device,
     chosen: Objective[Any] | None = None,
 ) -> Model:
@@ -139,8 +143,8 @@ def make_initial_model(
 
 def make_sharded_model(
     run: Run,
-    datasets: Datasets,
-    base: tuple[Model, Tokenizer] | None,
+    datasets: AnyDatasets,
+    base: Base | None,
     device: torch.device,
     processes: Processes,
     compute_dtype: torch.dtype,
@@ -162,17 +166,28 @@ def make_sharded_model(
 
 def _make_or_fit(
     run: Run,
-    datasets: Datasets,
-    base: tuple[Model, Tokenizer] | None,
+    datasets: AnyDatasets,
+    base: Base | None,
     device: torch.device,
     chosen: Objective[Any] | None,
 ) -> Model:
-    if base is None:
+    if isinstance(datasets, CustomDatasets):
+        model = _make_for_ids(run, datasets.tok, device) if base is None else base[0].train().to(device)
+    elif base is None:
         s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len, chosen)
         model = make_model(s, datasets.tok, device)
     else:
-        model = resize_for_data(*base, datasets.tok, datasets.train, chosen).to(device)
+        assert base[1] is not None  # which only datasets of ids can do without
+        model = resize_for_data(base[0], base[1], datasets.tok, datasets.train, chosen).to(device)
     check_length(model.spec, run.data.seq_len, "data.seq_len")
+    return model
+
+
+def _make_for_ids(run: Run, tok: Tokenizer | None, device: torch.device) -> Model:
+    """Build a new model for a dataset of ids; the settings alone say what it is, but for a tokenizer's size."""
+    known = {"max_len": run.data.seq_len} | ({} if tok is None else {"vocab_size": len(tok)})
+    model = build(_parse(run.model.to_dict(), known), device=device)
+    model.tokenizer_fingerprint = None if tok is None else tok.fingerprint
     return model
 
 

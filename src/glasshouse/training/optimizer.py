@@ -9,12 +9,13 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, ClassVar, assert_never, overload
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from glasshouse import registry
 from glasshouse.config import Settings, require, require_positive
 from glasshouse.device import compute_dtype
 from glasshouse.errors import InputError
@@ -43,7 +44,15 @@ def _require_decay(choice: AdamW | Muon) -> None:
 
 
 @dataclass(frozen=True)
-class AdamW(Settings):
+class Optimizer(Settings, registry.Kind):
+    """What a run asks of its optimizer: the peak learning rate, which `train.lr` sets, too."""
+
+    build_arguments = "its settings and the model"
+    lr: float = 1e-3  # peak learning rate
+
+
+@dataclass(frozen=True)
+class AdamW(Optimizer):
     """Adam with decoupled weight decay.
 
     >>> AdamW(beta2=1.0)
@@ -53,7 +62,6 @@ class AdamW(Settings):
     """
 
     kind: ClassVar[str] = "adamw"
-    lr: float = 1e-3  # peak learning rate
     beta1: float = 0.9  # decay of the mean of the gradients
     beta2: float = 0.95  # decay of the mean of their squares
     eps: float = 1e-8  # added to the denominator of the update
@@ -66,7 +74,7 @@ class AdamW(Settings):
 
 
 @dataclass(frozen=True)
-class Muon(Settings):
+class Muon(Optimizer):
     """Orthogonalized momentum for the weight matrices of the blocks; `adamw` for all other parameters.
 
     The update of a matrix is scaled by max(1, rows / columns) ** 0.5, which is `adjust_lr_fn="original"` of
@@ -91,7 +99,7 @@ class Muon(Settings):
         _require_decay(self)
 
 
-Optimizer = AdamW | Muon
+registry.add(AdamW, Muon)
 
 
 # Parameter groups -------------------------------------------------------------------------------------------
@@ -113,6 +121,10 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
         raise InputError(
             "no parameter of the model requires a gradient, so there is nothing to train; unfreeze some."
         )
+    if (made := registry.build(choice, torch.optim.Optimizer, choice, model)) is not None:
+        for group in made.param_groups:  # which the schedule scales
+            group.setdefault("initial_lr", group["lr"])
+        return made
     match choice:
         case AdamW() if is_sharded(named[0][1]):  # torch's would ask each shard for its layout in every operation
             return MuonAdamW(_adamw_groups(named, choice))
@@ -126,8 +138,7 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
             group = {"params": matrices, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps}
             rest = [(name, weight) for name, weight in named if weight not in inside]
             return MuonAdamW([_with_lr(lr, kind="muon", **group), *_adamw_groups(rest, choice.adamw)])
-        case _:
-            assert_never(choice)
+    raise AssertionError(choice)
 
 
 def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:

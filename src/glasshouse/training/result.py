@@ -12,7 +12,7 @@ from glasshouse.evaluation import Report, evaluate
 from glasshouse.hub.run_checkpoints import MODEL
 from glasshouse.models import Model
 from glasshouse.training import plots
-from glasshouse.training.datasets import Datasets
+from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets
 from glasshouse.training.folder import ADAPTER
 from glasshouse.training.run import Pretrained
 from glasshouse.training.setup import Setup
@@ -27,7 +27,7 @@ class Result:
 
     folder: Path
     model: Model  # in eval mode, as saved in `folder / "model"`; in processes other than the first, without weights
-    datasets: Datasets
+    datasets: AnyDatasets
     steps: int
     report: Report  # on the whole validation set
     saved_step: int  # step of the saved model: the last, or with patience the best
@@ -42,7 +42,8 @@ def save_result(setup: Setup) -> Result:
     with setup.ema.applied() if setup.ema is not None and is_last else nullcontext():
         model = setup.checkpointer.save_model(setup.folder / MODEL, setup.objective.finish)
         _save_adapter(setup)
-        report = None if setup.gathers else _shared_report(setup)
+        by_parts = not setup.gathers or isinstance(setup.datasets, CustomDatasets)
+        report = _shared_report(setup) if by_parts else None
     if setup.processes.is_main:
         setup.reporter.stage("drawing plots", 0, 0)
         with setup.checkpointer.report_write_errors():
@@ -65,6 +66,7 @@ def _load_best(setup: Setup) -> tuple[int, bool]:
 
 def _report(setup: Setup, model: Model) -> Report:
     """Evaluate the saved model, and generate answers, in one process."""
+    assert not isinstance(setup.datasets, CustomDatasets)
 
     def progress(stage: str, done: int, total: int) -> None:
         setup.signals.check()
@@ -83,10 +85,11 @@ def _report(setup: Setup, model: Model) -> Report:
 
 
 def _shared_report(setup: Setup) -> Report:
-    """Evaluate a model that no device can hold, in all processes, without answers."""
-    count, objective, corpus = len(setup.val_samples), setup.objective, setup.datasets.validation
-    sums = shared_sums(setup, count, objective.token_bytes(setup.datasets.tok))
-    return Report(corpus.kind, sums.metrics(), sums.n_targets, [], n_items=count, n_evaluated=count)
+    """Evaluate in all processes, without answers: a model that no device can hold, or samples of no corpus."""
+    count, datasets = len(setup.val_samples), setup.datasets
+    kind = setup.objective.data_kind if isinstance(datasets, CustomDatasets) else datasets.validation.kind
+    sums = shared_sums(setup, count, setup.token_bytes)
+    return Report(kind or "text", sums.metrics(), sums.n_targets, [], n_items=count, n_evaluated=count)
 
 
 def _save_adapter(setup: Setup) -> None:

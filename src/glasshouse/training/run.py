@@ -6,11 +6,10 @@ import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
-from glasshouse import config
+from glasshouse import config, registry
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.data.builtin import builtin_dataset, builtin_datasets
 from glasshouse.errors import ConfigError
@@ -22,6 +21,7 @@ from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.processes import Parallel
 from glasshouse.training.schedule import Cosine, Schedule
 
+RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
 PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_lens")  # in training/checkpoint_log.py
@@ -233,8 +233,8 @@ class Run:
         if is_run(path):
             path /= RUN
         name = str(source)
-        if name in recipes():
-            table = config.read(_recipe(name))
+        if (recipe := find_recipe(name)) is not None:
+            table = config.read(recipe)
             given, name = _named(name, table, config.override(table, settings))
         elif path.suffix == ".toml":
             table, name = config.read(path), path.stem
@@ -302,26 +302,28 @@ def _fit_warmup(file: JsonDict, given: JsonDict) -> str:
 
 
 def recipes() -> list[str]:
-    """List the built-in recipes.
+    """List the recipes: the built-in ones, and those of installed packages.
 
     >>> "stdlib" in recipes()
     True
     """
-    names = (Path(entry.name) for entry in resources.files("glasshouse.training").joinpath("recipes").iterdir())
-    return sorted(name.stem for name in names if name.suffix == ".toml")
+    return sorted({path.stem for path in RECIPES.glob("*.toml")} | registry.entry_points(registry.RECIPES).keys())
 
 
-def _recipe(name: str) -> Path:
-    return Path(str(resources.files("glasshouse.training").joinpath("recipes", f"{name}.toml")))
+def find_recipe(name: str) -> Path | None:
+    """Return the file of a recipe, of ours before that of an installed package; None if there is none."""
+    if (own := RECIPES / f"{name}.toml").is_file():
+        return own
+    return None if name.endswith(".toml") else registry.load_entry_point(registry.RECIPES, name, Path)
 
 
 def _named(recipe: str, table: JsonDict, given: JsonDict) -> tuple[JsonDict, str]:
     """Return a recipe with its overrides, and the name of its run: that of its data, if not the recipe's own."""
-    chosen, own = config.parse(Data, given.get("data", {}), "data"), config.parse(Data, table["data"], "data")
+    chosen, own = (config.parse(Data, one.get("data", {}), "data") for one in (given, table))
     if chosen.path == own.path:
         return given, recipe
-    kind = builtin_dataset(own.path[0]).kind
-    if chosen.kind is None and kind != "text" and chosen.path[0] not in builtin_datasets():
+    kind = builtin_dataset(own.path[0]).kind if own.path[0] in builtin_datasets() else own.kind
+    if chosen.kind is None and kind not in ("text", None) and chosen.path[0] not in builtin_datasets():
         given["data"]["kind"] = kind
     fixed = itertools.takewhile(lambda part: not {*"*?["} & {*part}, Path(chosen.path[0]).parts)
     data = Path(*fixed).resolve()

@@ -6,11 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+from glasshouse import registry
 from glasshouse.config import Settings, require
 
 
 @dataclass(frozen=True)
-class _Schedule(Settings):
+class Schedule(Settings, registry.Kind):
+    """A schedule with a linear warm-up; a kind decides the factors after it."""
+
     warmup: int = 0  # [steps] over which the learning rate rises linearly
 
     def check(self) -> None:
@@ -20,7 +23,7 @@ class _Schedule(Settings):
         """Return the factor of the learning rate at a step, counted from 0, of `steps`."""
         if step < self.warmup:
             return (step + 1) / self.warmup
-        return self._after(step, steps)
+        return self.after_warmup(step, steps)
 
     def first_difference(self, steps: int, other: int, taken: int) -> int | None:
         """Return the first of the steps `taken` whose factor would differ in a run of `other` steps, if any.
@@ -33,16 +36,17 @@ class _Schedule(Settings):
             return None
         return next((step for step in range(taken) if self.factor(step, steps) != self.factor(step, other)), None)
 
-    def _after(self, step: int, steps: int) -> float:
+    def after_warmup(self, step: int, steps: int) -> float:
+        """Return the factor at a step after the warm-up."""
         return 1.0
 
-    def _progress(self, step: int, steps: int) -> float:
+    def progress(self, step: int, steps: int) -> float:
         """Return the progress from the end of the warm-up to the last step, 0 to 1."""
         return min(1.0, (step - self.warmup) / max(1, steps - 1 - self.warmup))
 
 
 @dataclass(frozen=True)
-class Constant(_Schedule):
+class Constant(Schedule):
     """A constant learning rate after the warm-up.
 
     >>> [Constant(warmup=2).factor(step, 4) for step in range(4)]
@@ -53,7 +57,7 @@ class Constant(_Schedule):
 
 
 @dataclass(frozen=True)
-class _Decaying(_Schedule):
+class _Decaying(Schedule):
     final_factor: float = 0.1  # learning rate at the last step, as a fraction of the peak
 
     def check(self) -> None:
@@ -71,8 +75,8 @@ class Cosine(_Decaying):
 
     kind: ClassVar[str] = "cosine"
 
-    def _after(self, step: int, steps: int) -> float:
-        return self.final_factor + (1 - self.final_factor) * (1 + math.cos(math.pi * self._progress(step, steps))) / 2
+    def after_warmup(self, step: int, steps: int) -> float:
+        return self.final_factor + (1 - self.final_factor) * (1 + math.cos(math.pi * self.progress(step, steps))) / 2
 
 
 @dataclass(frozen=True)
@@ -85,8 +89,8 @@ class Linear(_Decaying):
 
     kind: ClassVar[str] = "linear"
 
-    def _after(self, step: int, steps: int) -> float:
-        return 1 - (1 - self.final_factor) * self._progress(step, steps)
+    def after_warmup(self, step: int, steps: int) -> float:
+        return 1 - (1 - self.final_factor) * self.progress(step, steps)
 
 
 @dataclass(frozen=True)
@@ -106,13 +110,13 @@ class WSD(_Decaying):
             0 < self.decay_fraction <= 1, f"{self.kind}.decay_fraction", self.decay_fraction, "above 0 and at most 1"
         )
 
-    def _after(self, step: int, steps: int) -> float:
-        left = (1 - self._progress(step, steps)) / self.decay_fraction
+    def after_warmup(self, step: int, steps: int) -> float:
+        left = (1 - self.progress(step, steps)) / self.decay_fraction
         return self.final_factor + (1 - self.final_factor) * min(1.0, left)
 
 
 @dataclass(frozen=True)
-class InverseSqrt(_Schedule):
+class InverseSqrt(Schedule):
     """The schedule of the original transformer: the inverse square root of the step.
 
     With a learning rate of d_model^-0.5 * warmup^-0.5 it equals the paper's at every step.
@@ -123,8 +127,8 @@ class InverseSqrt(_Schedule):
 
     kind: ClassVar[str] = "inverse_sqrt"
 
-    def _after(self, step: int, steps: int) -> float:
+    def after_warmup(self, step: int, steps: int) -> float:
         return math.sqrt(max(1, self.warmup) / (step + 1))
 
 
-Schedule = Constant | Cosine | Linear | WSD | InverseSqrt
+registry.add(Constant, Cosine, Linear, WSD, InverseSqrt)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from glasshouse import config, spec
 from glasshouse import device as machine
@@ -15,13 +16,13 @@ from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
 from glasshouse.models import Model
 from glasshouse.objectives import Objective, find_objective
-from glasshouse.text import Tokenizer
+from glasshouse.objectives.registry import model_objective
 from glasshouse.training import model_setup
 from glasshouse.training.checkpoint import Checkpointer, TrainerState, fingerprint
 from glasshouse.training.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.checkpoints import Checkpoints
 from glasshouse.training.custom import Custom
-from glasshouse.training.datasets import Datasets
+from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets, describe_tokens
 from glasshouse.training.folder import METRICS
 from glasshouse.training.journal import Journal
 from glasshouse.training.optimizer import make_optimizer
@@ -49,7 +50,7 @@ class Setup:
     reporter: ProgressReporter
     signals: Signals
     processes: Processes
-    datasets: Datasets
+    datasets: AnyDatasets
     batches: Batches  # of the training set
     val_samples: Dataset
     steps: int
@@ -71,6 +72,11 @@ class Setup:
         """Sequences per forward pass."""
         return -(-len(self.batches.share) // self.state.grad_accum)
 
+    @property
+    def token_bytes(self) -> Tensor | None:
+        """Number of bytes of each token id, if bits per byte are a metric."""
+        return None if self.datasets.tok is None else self.objective.token_bytes(self.datasets.tok)
+
     def plain_model(self) -> Model | None:
         """Return the model with plain weights: itself, or gathered from several processes, for the main one alone."""
         if not self.processes.is_parallel:
@@ -90,8 +96,8 @@ def make_setup(
     run: Run,
     folder: Path,
     device: torch.device,
-    datasets: Datasets,
-    base: tuple[Model, Tokenizer] | None,
+    datasets: AnyDatasets,
+    base: model_setup.Base | None,
     reporter: ProgressReporter,
     signals: Signals,
     processes: Processes,
@@ -107,9 +113,14 @@ def make_setup(
         model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision, chosen)
     else:
         model = model_setup.make_initial_model(run, datasets, base, device, chosen)
-    objective = find_objective(model.spec, datasets.train, chosen)
-    check_objective(objective, choice, processes)
-    objective = custom.with_loss(objective.prepare(model, datasets.train, length))
+    if isinstance(datasets, CustomDatasets):
+        objective = custom.with_loss(chosen or model_objective(model.spec))
+        check_objective(objective, choice, processes)
+    else:
+        objective = find_objective(model.spec, datasets.train, chosen)
+        check_objective(objective, choice, processes)
+        reporter.stage("preparing the objective", 0, 0)
+        objective = custom.with_loss(objective.prepare(model, datasets.train, length))
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
     steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
     if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
@@ -151,8 +162,11 @@ def make_setup(
         layout,
         chosen,
     )
+    brought = custom.names
+    if isinstance(datasets, CustomDatasets):
+        brought["dataset"] += f" ({datasets.fingerprint})"
     held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
-    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=custom.names | held)
+    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=brought | held)
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
         model,
@@ -166,7 +180,7 @@ def make_setup(
         reporter.log(
             "no probes and samples: no device can hold the whole model beside its part of the training state"
         )
-    prompts = make_prompts(val_samples, tok, length, choice.sample_prompts)
+    prompts = None if tok is None else make_prompts(val_samples, tok, length, choice.sample_prompts)
     return Setup(
         run=run,
         folder=folder,
@@ -209,7 +223,7 @@ def check_objective(objective: Objective[Any], choice: Train, processes: Process
 
 
 def _make_data(
-    run: Run, s: spec.Spec, objective: Objective[Any], datasets: Datasets, processes: Processes
+    run: Run, s: spec.Spec, objective: Objective[Any], datasets: AnyDatasets, processes: Processes
 ) -> tuple[Batches, Dataset]:
     """Return the training batches and the validation samples."""
 
@@ -217,8 +231,10 @@ def _make_data(
         choices = {"batch_size": batch_size, "seq_len": run.data.seq_len, "seed": run.train.seed}
         return objective.make_dataset(corpus, **choices, start_id=s.start_id)
 
-    batch_size = objective.samples_for_tokens(datasets.train, run.train.batch_tokens, run.data.seq_len)
     share = {"rank": processes.data_rank, "world_size": processes.data_size}
+    if isinstance(datasets, CustomDatasets):
+        return datasets.batches(run.train.batch_tokens, **share), datasets.validation
+    batch_size = objective.samples_for_tokens(datasets.train, run.train.batch_tokens, run.data.seq_len)
     batches = Batches(make(datasets.train, batch_size), batch_size, **share)
     try:
         return batches, make(datasets.validation, 1)
@@ -279,8 +295,6 @@ def describe(setup: Setup) -> list[str]:
     trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
     of_which = "" if trainable == total else f", {trainable:,} of them trainable"
     source = f", from {run.model.source}" if isinstance(run.model, Pretrained) else ""
-    columns = ", ".join(datasets.train.manifest.get("columns", ()))
-    kind = datasets.train.kind + (f" (columns {columns})" if columns else "")
     samples, batch_size = setup.batches.samples, setup.batches.batch_size
     noun = "sequence" if setup.objective.sequences_per_sample == 1 else "pair"
     too_long = getattr(samples, "n_too_long", 0)
@@ -293,8 +307,7 @@ def describe(setup: Setup) -> list[str]:
     return [
         f"model    {s.kind}, {_count(s.n_layers, 'layer')}, d_model {s.d_model}, {_count(s.n_heads, 'head')}"
         f"{source}: {total:,} parameters{of_which}",
-        f"tokens   {kind}: {datasets.train.n_tokens:,} in {_count(len(datasets.train), 'item')} for training, "
-        f"{datasets.validation.n_tokens:,} for validation{longer}",
+        f"tokens   {describe_tokens(datasets)}{longer}",
         f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
         f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if setup.train_step.compiled else ''}",
         *([f"loss     {_describe_objective(setup)}"] if run.train.objective else []),

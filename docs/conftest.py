@@ -1,0 +1,3 @@
+"""Examples do not see the kinds that another page registered."""
+
+from registered_kinds import forget_kinds as forget_kinds
