@@ -11,7 +11,7 @@ import glasshouse
 LAYERS = [
     ["errors", "escaping", "hints", "pretrained"],
     ["config"],
-    ["spec", "device", "store", "web"],
+    ["spec", "device", "store", "web", "notes"],
     ["layers", "text"],
     ["models"],
     ["data", "hub", "inspection", "embeddings"],
