@@ -6,6 +6,7 @@ from glasshouse.page import (
     attention,
     chat,
     interventions,
+    notes,
     residual_stream,
     seq2seq,
     tokenization,
@@ -25,6 +26,7 @@ VIEWS = {
         walkthrough.VIEW,
         seq2seq.VIEW,
         training_run.VIEW,
+        notes.VIEW,
     )
 }
 
