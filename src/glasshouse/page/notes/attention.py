@@ -25,6 +25,7 @@ from glasshouse.page.notes.figure import (
     matrix,
     sentence,
     shapes,
+    strongest,
     table,
 )
 
@@ -177,9 +178,10 @@ def markov_chain(scene: Scene) -> list[JsonDict]:
     power = torch.linalg.matrix_power(step, count)
     walk = power[scene.place]
     return [
-        bars(
+        strongest(
             f"where a walk from “{scene.labels[scene.place]}” is after {count} steps",
-            zip(scene.labels, walk.tolist(), strict=True),
+            scene.labels,
+            walk.tolist(),
             most=1,
         ),
         matrix(f"A to the power {count}", power, rows=scene.labels, columns=scene.labels, row=scene.place),
@@ -228,9 +230,10 @@ def lookups(scene: Scene) -> list[JsonDict]:
         and scene.stack.position.bias(torch.zeros(1, 1).long(), torch.zeros(1, 1).long()) is None
     )
     return [
-        bars(
+        strongest(
             f"one lookup: “{scene.labels[i]}” against {'itself and those before' if causal else 'all'}",
-            zip(scene.labels[:end], scene.weights()[scene.head, i, :end].tolist(), strict=True),
+            scene.labels,
+            scene.weights()[scene.head, i, :end].tolist(),
             most=1,
         ),
         facts(
@@ -259,9 +262,10 @@ def retrieval(scene: Scene) -> list[JsonDict]:
     return [
         matrix("x . x over the prefix", scores.masked_fill(later, -math.inf), signed=True, **named),
         matrix("its softmax: what each token retrieves", weights.masked_fill(later, -math.inf), **named),
-        bars(
+        strongest(
             f"what “{scene.labels[scene.place]}” retrieved: cosine to each token",
-            zip(scene.labels[: scene.place + 1], back[: scene.place + 1].tolist(), strict=True),
+            scene.labels,
+            back[: scene.place + 1].tolist(),
             most=1,
         ),
         facts(

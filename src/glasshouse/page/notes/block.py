@@ -84,9 +84,9 @@ def layer_norm(scene: Scene) -> list[JsonDict]:
             [row("x", x), row(f"{scene.value:g} x", scaled), row("layer norm of it", again)],
         ),
         matrix(
-            f"the first {min(WIDE, len(x))} coordinates",
+            f"the first {min(WIDE, len(x))} coordinates, each vector by its largest",
             torch.stack([scaled / scaled.abs().max().clamp(min=1e-9), again / again.abs().max()])[:, :WIDE],
-            rows=["x, by its largest", "normed, by its largest"],
+            rows=["x", "normed"],
             signed=True,
         ),
         facts(

@@ -31,6 +31,7 @@ from glasshouse.page.notes.figure import (
     matrix,
     sentence,
     shapes,
+    strongest,
     token_labels,
 )
 
@@ -161,7 +162,7 @@ def norm_ratio(scene: Scene) -> list[JsonDict]:
             ("width before", token.shape[1]),
             ("width after", (token + place).shape[1]),
         ),
-        bars("|position| / |token|", zip(names, ratio.tolist(), strict=True)),
+        strongest("|position| / |token|", names, ratio.tolist()),
     ]
 
 

@@ -23,6 +23,7 @@ from glasshouse.text import Tokenizer
 
 LIMIT = 40  # tokens of a text that a figure shows
 WIDE = 48  # coordinates of a vector that a figure shows
+STRONGEST = 16  # bars of many
 
 
 @dataclass(frozen=True)
@@ -151,6 +152,13 @@ def bars(title: str, rows: Iterable[tuple[str, float]], *, most: float = 0.0, un
     """Return named bars; the longest has the value `most`, or the largest."""
     found = [[name, serialization.finite_or_none(value)] for name, value in rows]
     return {"kind": "bars", "title": title, "rows": found, "most": most, "unit": unit}
+
+
+def strongest(title: str, names: Sequence[str], values: Sequence[float], *, most: float = 0.0) -> JsonDict:
+    """Return the longest bars, in their order."""
+    best = sorted(sorted(range(len(values)), key=lambda i: -abs(values[i]))[:STRONGEST])
+    said = "" if len(best) == len(values) else f" (the {len(best)} largest of {len(values)})"
+    return bars(f"{title}{said}", ((names[i], values[i]) for i in best), most=most)
 
 
 def lines(

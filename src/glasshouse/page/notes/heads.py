@@ -275,7 +275,7 @@ FIGURES = {
     "A9": Figure(causality, ("pass",), Control("token to replace", 3, 0, LIMIT - 1)),
     "A10": Figure(cross_attention, ("pass", "layer", "head")),
     "A11": Figure(head_types, ("pass",)),
-    "A12": Figure(groups, ("pass",), Control("sharing: all, ..., none", 1, 0, 3)),
+    "A12": Figure(groups, ("pass",), Control("key-value heads: one to all", 1, 0, 3)),
     "A13": Figure(cache_size, ("pass",), Control("tokens", 1024, 1, 8192)),
     "A15": Figure(own_score, ("pass",), Control("the first", 1, 1, 5)),
     "A16": Figure(sharing, ("pass", "layer")),

@@ -25,7 +25,7 @@ from glasshouse.page.notes.figure import (
 )
 from glasshouse.page.residual_stream import Lens, LogitAttribution
 
-STRONGEST = 10
+SHOWN = 10
 HEAD = ("pass", "layer", "head", "position")
 
 
@@ -90,7 +90,7 @@ def logit_attribution(scene: Scene) -> list[JsonDict]:
         cross = _floats(found["cross_heads"], scene.model.spec.n_heads)
         parts += [(f"cross head {i}.{j}", one) for i, row in enumerate(cross) for j, one in enumerate(row)]
     total = sum(one for _, one in parts)
-    strongest = sorted(parts, key=lambda one: -abs(one[1]))[:STRONGEST]
+    strongest = sorted(parts, key=lambda one: -abs(one[1]))[:SHOWN]
     rest = total - sum(one for _, one in strongest)
     return [
         *why,

@@ -46,8 +46,8 @@ function isJSON(text) {
 
 /** The page state and its observers. */
 export class State {
-  constructor(fragment) {
-    this.values = parse(fragment);
+  constructor(fragment, saved = "") {
+    this.values = parse(fragment, parse(saved));
     this.followers = new Set();
     addEventListener("popstate", () => this.#become(parse(location.hash, this.values)));
   }

@@ -43,7 +43,7 @@ export class Card {
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,
       h("dl", { class: "sources" },
-        given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured))] : null,
+        given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured), given.figure && given.measured_table ? h("details", {}, h("summary", {}, "the measured table"), draw(given.measured_table)) : null)] : null,
         h("dt", {}, "Check"), h("dd", {}, inline(given.shown_by)),
         h("dt", {}, "Code"), h("dd", {}, h("code", {}, `${given.code.path}:${given.code.line}`), ` ${given.code.name}`, given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null),
         h("dt", {}, "Link"), h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`))));

@@ -8,6 +8,7 @@ import { decodeTensor } from "glasshouse/tensor.js";
 const LETTER = 7.2; // pixels of a letter of a name
 const LARGEST = 26; // pixels of a cell
 const TALLEST = 440; // pixels of all rows, where they need not be read
+const FEW = 12; // rows that are drawn higher than wide where there are many columns
 const NAMED = 12; // pixels of a cell from which names fit
 const TOP = 66; // pixels above for names of columns
 const LONGEST = 12; // letters of a name
@@ -47,7 +48,7 @@ export function matrix(piece) {
     const fit = (width - left - (named ? 30 : 2)) / columns;
     cell = Math.max(1, Math.min(LARGEST, fit));
     top = named && cell >= NAMED ? TOP : 18;
-    tall = Math.max(piece.rows.length ? 11 : 4, Math.min(cell, TALLEST / rows));
+    tall = Math.max(piece.rows.length ? 12 : 4, Math.min(rows <= FEW ? Math.max(cell, 20) : cell, TALLEST / rows));
   }
 
   function draw() {
@@ -70,7 +71,8 @@ export function matrix(piece) {
           pen.fillStyle = piece.signed ? balance(value / most) : shade(value / most);
           pen.fillRect(x, y, Math.ceil(cell) - (cell > 6 ? 1 : 0), tall - (tall > 6 ? 1 : 0));
         } else {
-          pen.strokeStyle = colour("line");
+          pen.strokeStyle = colour("quiet");
+          pen.lineWidth = 0.6;
           pen.beginPath();
           pen.moveTo(x, y + tall - 1);
           pen.lineTo(x + cell - 1, y);
