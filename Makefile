@@ -57,6 +57,7 @@ text: $(VENV)/.ready  ## every code point, 100,000 random byte strings, 10 MB ag
 docs: $(VENV)/.ready  ## build this documentation as a site in build/site, which opens without a server or network (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/generate_reference.py
+	$(BIN)/python docs/generate_notes.py
 	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 	@! grep -rnoE '<(script|link|img|iframe|source)[^>]* (src|href)="?(https?:)?//[^">]*' build/site --include='*.html' || { echo 'these files would be fetched from elsewhere'; exit 1; }
 	@echo 'Open build/site/index.html'

@@ -12,7 +12,7 @@ LAYERS = [
     ["errors", "escaping", "hints", "pretrained"],
     ["registry"],
     ["config"],
-    ["spec", "device", "store", "web"],
+    ["spec", "device", "store", "web", "notes"],
     ["layers", "text"],
     ["models"],
     ["data", "hub", "inspection", "embeddings"],

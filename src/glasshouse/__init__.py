@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from glasshouse import inspection as inspection
     from glasshouse import layers as layers
     from glasshouse import models as models
+    from glasshouse import notes as notes
     from glasshouse import objectives as objectives
     from glasshouse import page as page
     from glasshouse import pretrained as pretrained
@@ -107,6 +108,7 @@ _SUBMODULES = (
     "inspection",
     "layers",
     "models",
+    "notes",
     "objectives",
     "page",
     "pretrained",

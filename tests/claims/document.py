@@ -1,15 +1,31 @@
-"""Reads docs/claims.md, for tests that compare it with what they measure."""
+"""The pages written from the statements, for tests that compare them with what they measure."""
 
 from __future__ import annotations
 
+import importlib.util
+import sys
 from pathlib import Path
+from types import ModuleType
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "claims.md"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+def _generator() -> ModuleType:
+    found = importlib.util.spec_from_file_location("generate_notes", DOCS / "generate_notes.py")
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules["generate_notes"] = module
+    found.loader.exec_module(module)
+    return module
+
+
+GENERATOR = _generator()
 
 
 def documented_rows(heading: str) -> list[list[str]]:
     """Return the cells of the table whose heading starts with this, row by row."""
-    lines = DOCUMENT.read_text(encoding="utf-8").splitlines()
+    lines = GENERATOR.claims_page().splitlines()
     first = next(number for number, line in enumerate(lines) if line.startswith(heading)) + 2
     rows = []
     for line in lines[first:]:

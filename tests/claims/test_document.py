@@ -1,28 +1,65 @@
-"""docs/claims.md names tests that exist, and lists the statements without a test here."""
+"""The statements name tests and code that exist, and docs/claims.md and docs/notes.md are written from them."""
 
 from __future__ import annotations
 
+import importlib
+import inspect
 import re
+from functools import reduce
 from pathlib import Path
 
-from claims.document import DOCUMENT
+import pytest
+
+from claims.document import DOCS, GENERATOR
+from glasshouse import notes
 
 TESTS = Path(__file__).parents[1]
-TEXT = DOCUMENT.read_text(encoding="utf-8")
+STATEMENTS = [one for part in notes.parts() for one in part.statements]
+NUMBERS = [one.number for one in STATEMENTS]
+
+
+@pytest.mark.parametrize("name", list(GENERATOR.PAGES))
+def test_the_page_is_what_the_statements_say_today(name: str) -> None:
+    written = (DOCS / name).read_text(encoding="utf-8")
+    assert written == GENERATOR.PAGES[name](), "run docs/generate_notes.py, or make docs"
+
+
+def test_statements_are_numbered_through() -> None:
+    """T1 to T6, E1 to E4 and so on: none is missing, none is there twice."""
+    counts = {"T": 6, "E": 4, "P": 9, "A": 16, "B": 8, "M": 9, "L": 2, "V": 4}
+    expected = [f"{letter}{i}" for letter, count in counts.items() for i in range(1, count + 1)]
+    assert expected == NUMBERS
+    assert len(NUMBERS) == 58
 
 
 def test_named_tests_exist() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
-    named = set(re.findall(r"`(test_\w+)(\*?)`", TEXT))
+    named = set(re.findall(r"`(test_\w+)(\*?)`", " ".join(one.shown_by for one in STATEMENTS)))
     assert len(named) > 80
     missing = [name for name, star in named if f"def {name}" + ("" if star else "(") not in source]
     assert not missing
 
 
 def test_untested_statements_are_listed() -> None:
-    stated = set(re.findall(r"^\| ([A-Z]\d+) \|", TEXT, re.MULTILINE))
     source = "".join(path.read_text(encoding="utf-8") for path in Path(__file__).parent.glob("test_*.py"))
     tested = {name.upper() for name in re.findall(r"def test_([a-z]\d+)_", source)}
-    (listed,) = re.findall(r"not checked there: (.*?) need training.*?, and (V\d+) is checked in a browser", TEXT)
-    assert stated - tested == set(re.findall(r"[A-Z]\d+", " ".join(listed)))
-    assert tested <= stated
+    (listed,) = re.findall(
+        r"not checked there: (.*?) need training.*?, and (V\d+) is checked in a browser", GENERATOR.CLAIMS
+    )
+    assert set(NUMBERS) - tested == set(re.findall(r"[A-Z]\d+", " ".join(listed)))
+    assert tested <= set(NUMBERS)
+
+
+@pytest.mark.parametrize("one", STATEMENTS, ids=NUMBERS)
+def test_the_code_of_a_statement_exists(one: notes.Statement) -> None:
+    module, _, name = one.code.partition(":")
+    found = reduce(getattr, name.split("."), importlib.import_module(module))
+    assert one.line in inspect.getsource(found)
+
+
+def test_questions_are_answered_by_a_card() -> None:
+    for part in notes.parts():
+        assert part.questions
+        for question in part.questions:
+            assert question.ask.endswith("?")
+            assert notes.statement(question.card).says

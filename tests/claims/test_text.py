@@ -1,4 +1,4 @@
-"""Tokenization: statements T1 to T5."""
+"""Tokenization: statements T1 to T6."""
 
 from __future__ import annotations
 
@@ -122,3 +122,36 @@ def test_t5_characters_per_token_grow_with_vocab_size() -> None:
     # Each doubling gains less than the one before.
     gains = [b - a for a, b in pairwise(list(curve.values())[1:])]
     assert gains == sorted(gains, reverse=True)
+
+
+def changed(before: list[object], after: list[object]) -> int:
+    """Return how many tokens are left of a sequence without the longest prefix and suffix that it shares."""
+    first = 0
+    while first < min(len(before), len(after)) and before[first] == after[first]:
+        first += 1
+    last = 0
+    while last < min(len(before), len(after)) - first and before[-1 - last] == after[-1 - last]:
+        last += 1
+    return len(after) - first - last
+
+
+def test_t6_a_typo_changes_one_byte_a_few_tokens_or_a_whole_word(tok: gh.Tokenizer) -> None:
+    """Each letter of a held-out text is replaced in turn; the words after it are tokenized as before."""
+    text, words = TOPICS[10][:600], set(TRAIN.split())
+    found: dict[str, list[int]] = {"bytes": [], "BPE": [], "words": []}
+    unknown = 0
+    for at, letter in enumerate(text):
+        if not letter.isalpha():
+            continue
+        typo = text[:at] + ("q" if letter != "q" else "z") + text[at + 1 :]
+        found["bytes"].append(changed(list(text.encode()), list(typo.encode())))
+        found["BPE"].append(changed(tok.encode(text), tok.encode(typo)))
+        found["words"].append(changed(text.split(), typo.split()))
+        unknown += next(new for old, new in zip(text.split(), typo.split(), strict=True) if old != new) not in words
+    means = {name: sum(each) / len(each) for name, each in found.items()}
+    print(f"\nT6 {len(found['bytes'])} typos: ids changed on average {means}; {unknown} made a word unknown")
+    assert set(found["bytes"]) == set(found["words"]) == {1}
+    assert means["BPE"] > 2  # a learned token falls apart
+    longest = max(len(tok.encode(f" {word}")) for word in text.split())
+    assert max(found["BPE"]) < 2 * longest + 2  # and no other word does
+    assert unknown > 0.95 * len(found["words"])

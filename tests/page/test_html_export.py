@@ -20,9 +20,9 @@ from glasshouse.page.url_state import VIEW_STATE_KEYS
 
 TEXT = "the cat sat on the mat"
 VIEWS = {
-    "decoder": ["tokens", "attention", "residual", "interventions", "walkthrough"],
-    "encoder": ["tokens", "attention", "residual", "interventions", "walkthrough"],
-    "pair": ["tokens", "attention", "residual", "interventions", "walkthrough", "seq2seq"],
+    "decoder": ["tokens", "attention", "residual", "interventions", "walkthrough", "notes"],
+    "encoder": ["tokens", "attention", "residual", "interventions", "walkthrough", "notes"],
+    "pair": ["tokens", "attention", "residual", "interventions", "walkthrough", "seq2seq", "notes"],
 }
 
 

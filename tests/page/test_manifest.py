@@ -69,13 +69,14 @@ def draws(page: Page) -> None:
 def test_a_declared_view_is_a_tab_that_draws(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, traces=TraceCache(ModelLoader.from_model(*decoder)))  # a server that knows it
     titles = page.get_by_role("tab").all_inner_texts()
-    assert titles == ["Tokens", "Attention", "Residual stream", "Interventions", "Step through", "Letters"]
+    always = ["Tokens", "Attention", "Residual stream", "Interventions", "Step through", "Notes"]
+    assert titles == [*always, "Letters"]
     page.get_by_role("tab", name="Letters").click()
     draws(page)
     assert "view=letters" in page.url
     page.get_by_role("tab", name="Tokens").click()
     settle(page)
-    page.keyboard.press("6")  # its place among the tabs
+    page.keyboard.press("7")  # its place among the tabs
     draws(page)
     page.reload()
     draws(page)
@@ -94,7 +95,7 @@ def test_views_apply_to_their_models(decoder: Trained, pair: Trained, run_folder
     always = ["tokens", "attention", "residual", "interventions", "walkthrough"]
     for what, more in ((decoder, []), (pair, ["seq2seq"]), (run_folder, ["run"])):
         tabs = visit(what).get_by_role("tab").all()
-        assert [tab.get_attribute("data-view") for tab in tabs] == [*always, *more]
+        assert [tab.get_attribute("data-view") for tab in tabs] == [*always, *more, "notes"]
 
 
 def test_every_view_has_a_script_and_endpoints_of_its_own() -> None:

@@ -16,7 +16,7 @@ TEXTS = {
     "encoder": "the dog sat on the mat",
     "pair": "one five two",
 }
-VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough"]
+VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough", "notes"]
 REST = ["tokens", "residual", "interventions"]
 VIEWS_OF = {"decoder": VIEWS, "encoder": VIEWS, "pair": [*VIEWS, "seq2seq"], "run_folder": ["run"]}
 LARGE = [pytest.param(kind, 1280, False, marks=[pytest.mark.long] if kind == "encoder" else []) for kind in VIEWS_OF]

@@ -20,6 +20,7 @@ from glasshouse.cli import (
     generation,
     look,
     model,
+    notes,
     plan,
     screen,
     serve,
@@ -74,6 +75,7 @@ app.add_typer(plan.app)
 app.add_typer(evaluation.app)
 app.add_typer(generation.app)
 app.add_typer(look.app)
+app.add_typer(notes.app)
 app.add_typer(serve.app)
 app.add_typer(demo.app)
 app.add_typer(model.app)

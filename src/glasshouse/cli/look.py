@@ -39,12 +39,27 @@ def look(
 
     Without a model it opens on python-3m, a decoder of Python code that comes with glasshouse.
     """
+    open_page(model, {"text": text, "view": view}, save, host, port, browser, memory, revision, device)
+
+
+def open_page(
+    model: str,
+    state: dict[str, object],
+    save: Path | None,
+    host: str,
+    port: int,
+    browser: bool,
+    memory: float,
+    revision: str | None,
+    device: str,
+) -> None:
+    """Serve the page of a model at a state, or write it to a file."""
     with screen.waiting("loading torch"):
         where = gh.device.resolve(device, "--device").type
     loader = gh.page.ModelLoader(model, revision=revision, device=where)
     loader.get("")  # report loading errors before the server starts
     traces = gh.page.TraceCache(loader, int(memory * 2**30))
-    seen = gh.page.Look(traces, gh.page.validate_state(traces, {"text": text, "view": view}))
+    seen = gh.page.Look(traces, gh.page.validate_state(traces, state))
     if save is not None:
         seen.save(save)
         print(f"{escape_control(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")

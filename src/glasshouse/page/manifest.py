@@ -9,6 +9,7 @@ from glasshouse.page import (
     attention,
     chat,
     interventions,
+    notes,
     residual_stream,
     seq2seq,
     tokenization,
@@ -30,6 +31,7 @@ VIEWS = {
         walkthrough.VIEW,
         seq2seq.VIEW,
         training_run.VIEW,
+        notes.VIEW,
     )
 }
 

@@ -120,6 +120,8 @@ _TINY: ConfigDict = {"vocab_size": 256, "d_model": 64, "n_layers": 2, "n_heads":
 _PRESETS: dict[str, ConfigDict] = {
     "vaswani-base": _VASWANI,
     "vaswani-big": {**_VASWANI, "d_model": 1024, "n_heads": 16, "d_ff": 4096, "dropout": 0.3},
+    # The left half of the original, on its own: the encoder of the lecture notes.
+    "vaswani-encoder": {**_VASWANI, "kind": "encoder", "head": "none"},
     "gpt2": _GPT2,
     "gpt2-medium": {**_GPT2, "d_model": 1024, "n_layers": 24, "n_heads": 16, "d_ff": 4096},
     "gpt2-large": {**_GPT2, "d_model": 1280, "n_layers": 36, "n_heads": 20, "d_ff": 5120},
@@ -189,7 +191,7 @@ def presets() -> list[str]:
     """List the names of the presets.
 
     >>> presets()[:3]
-    ['vaswani-base', 'vaswani-big', 'gpt2']
+    ['vaswani-base', 'vaswani-big', 'vaswani-encoder']
     """
     return list(_PRESETS)
 

@@ -29,7 +29,11 @@ function powers(low, high) {
       if (value >= low * 0.999 && value <= high * 1.001) found.push(value);
     }
   }
-  if (found.length > 8) return found.filter((value) => Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6));
+  if (found.length > 8) {
+    const whole = found.filter((value) => Number.isInteger(Math.round(Math.log10(value) * 1e6) / 1e6));
+    const every = Math.ceil(whole.length / 8);
+    return whole.filter((_, i) => i % every === 0);
+  }
   return found.length > 1 ? found : ticks(low, high, 3);
 }
 

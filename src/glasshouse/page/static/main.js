@@ -26,7 +26,7 @@ const KEYS = [
 
 class Page {
   constructor(root) {
-    this.state = new State(isSaved && !location.hash ? savedFragment : location.hash);
+    this.state = new State(isSaved && !location.hash ? savedFragment : location.hash, savedFragment);
     this.root = root;
     this.model = null;
     this.tokens = { text: [] };

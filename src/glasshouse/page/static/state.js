@@ -4,7 +4,10 @@ import { state as DEFAULTS } from "glasshouse/manifest.js";
 
 const PAGES = new Set(["view", "text", "target", "appended", "masked", "edits", "patch_from", "compare_with"]); // changes that add a history entry
 
-function parse(fragment) {
+/** The state of a fragment. One such as #notes/A3 names a card of a view, and leaves all else as it is `now`. */
+function parse(fragment, now = DEFAULTS) {
+  const [, view, card] = /^#(\w+)\/(\w+)$/.exec(fragment) ?? [];
+  if (view) return { ...now, view, [`${view}_card`]: card, [`${view}_value`]: undefined };
   const state = { ...DEFAULTS };
   for (const [name, value] of new URLSearchParams(fragment.replace(/^#/, ""))) {
     if (typeof DEFAULTS[name] === "string") {
@@ -43,10 +46,10 @@ function isJSON(text) {
 
 /** The page state and its observers. */
 export class State {
-  constructor(fragment) {
-    this.values = parse(fragment);
+  constructor(fragment, saved = "") {
+    this.values = parse(fragment, parse(saved));
     this.followers = new Set();
-    addEventListener("popstate", () => this.#become(parse(location.hash)));
+    addEventListener("popstate", () => this.#become(parse(location.hash, this.values)));
   }
 
   /** Change values, update the URL and notify observers. */

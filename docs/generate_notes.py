@@ -1,0 +1,83 @@
+"""Writes docs/claims.md and docs/notes.md from the statements in src/glasshouse/notes/; `make docs` runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from glasshouse import notes
+
+DOCS = Path(__file__).parent
+NOTE = "<!-- Written by docs/generate_notes.py from src/glasshouse/notes/; `make docs` writes it again. -->\n"
+CLAIMS = """# Claims about transformers and the tests that check them
+
+Each numbered statement about transformers below is checked numerically; the view Notes of [the page](look.md#notes) draws each of them on a model of yours, and [the notes](notes.md) list them as the lectures go. Most checks are tests in `tests/claims/` whose names start with the statement's number and which compare with a slow, obvious reference written in the test; `make test` runs them, and `python -m pytest tests/claims -s` prints the measured values; they run in float64 with a tolerance of 1e-12 of the largest entry unless stated otherwise. Five statements are not checked there: P6, B6, M7 and L1 need training and are measured by `benchmarks/claims.py` on small models, within half an hour on one core (`make claims`, or `python benchmarks/claims.py --parts p6 a13 b6 m7 l1`), and V1 is checked in a browser, in `tests/page/`. What attention heads learn (A11) is measured by `python benchmarks/attention_heads.py`, another quarter of an hour. ± is the standard deviation over seeds.
+"""  # noqa: E501
+NOTES = """# The notes, live
+
+The statements of the lectures about transformers that this program was founded on, from text to text, each with the check that holds it and the line of code that does it. `glasshouse look` draws them on the model that is open, in the view Notes; a card has an address of its own, such as `#notes/A3`, and
+
+```
+glasshouse notes --save lecture.html
+```
+
+writes all of them as one offline page. [Claims](claims.md) has the tables with everything that was measured.
+"""  # noqa: E501
+
+
+def claims_page() -> str:
+    """Return docs/claims.md: a table of statements for each part."""
+    blocks = [CLAIMS]
+    for part in notes.parts():
+        blocks.append(f"## {part.heading}\n")
+        if part.about:
+            blocks.append(f"{part.about}\n")
+        rows = [
+            f"| {one.number} | {one.says} | {one.shown_by} | {one.measured} |".replace("|  |", "| |")
+            for one in part.statements
+        ]
+        blocks.append("\n".join(["| | Statement | Shown by | Measured |", "|---|---|---|---|", *rows]) + "\n")
+        if part.details:
+            blocks.append(f"{part.details}\n")
+    blocks.append("Open: L1 with 1,000 labels.\n")
+    return NOTE + "\n".join(blocks)
+
+
+def notes_page() -> str:
+    """Return docs/notes.md: a section for each statement, and the questions of each part."""
+    blocks = [NOTES]
+    for part in notes.parts():
+        blocks.append(f"## {part.title}\n")
+        for one in part.statements:
+            blocks.extend(_card(part, one))
+        if part.questions:
+            blocks.append(f"### Questions: {part.title.lower()}\n")
+        blocks.extend(
+            f"<details><summary>{one.ask}</summary><p>{one.answer} ({one.card})</p></details>\n"
+            for one in part.questions
+        )
+    return NOTE + "\n".join(blocks)
+
+
+def _card(part: notes.Part, one: notes.Statement) -> Iterator[str]:
+    yield f"### {one.number}: {one.title}\n"
+    yield f"{one.says}.\n"
+    if one.untrue:
+        yield f"**Not as the notes have it.** {one.untrue}\n"
+    if one.measured:
+        yield f"Measured ({part.measured_on}): {one.measured}.\n"
+    yield f"Shown by {one.shown_by}.\n"
+    yield f"Code: `{one.code.replace(':', '.')}`" + (f": `{one.line}`\n" if one.line else "\n")
+
+
+PAGES: dict[str, Callable[[], str]] = {"claims.md": claims_page, "notes.md": notes_page}
+
+
+def main() -> None:
+    """Write the pages."""
+    for name, make in PAGES.items():
+        (DOCS / name).write_text(make(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,287 @@
+"""Figures of one head of attention: A1 to A7 and A14."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from glasshouse.config import JsonDict
+from glasshouse.layers.attend import Attend
+from glasshouse.layers.lora import LoRALinear
+from glasshouse.page.notes.figure import (
+    WIDE,
+    Control,
+    Figure,
+    Scene,
+    bars,
+    facts,
+    generator,
+    largest_difference,
+    lines,
+    matrix,
+    sentence,
+    shapes,
+    strongest,
+    table,
+)
+
+HEAD = ("pass", "layer", "head")
+WIDTHS = (4, 16, 64, 256, 1024)
+KEYS = 32  # of a random row
+ROWS = 200  # of random rows
+
+
+def head_weight(linear: Any, head: int, width: int) -> tuple[Tensor, Tensor | float]:  # noqa: ANN401
+    """Return the rows of a projection that belong to a head, [d, D], and their bias."""
+    rows = slice(head * width, (head + 1) * width)
+    base = linear.base if isinstance(linear, LoRALinear) else linear
+    weight = linear.merged_weight() if hasattr(linear, "merged_weight") else base.weight
+    return weight[rows].float(), 0.0 if base.bias is None else base.bias[rows].float()
+
+
+def projections(scene: Scene) -> list[Tensor]:
+    """Return q, k and v of the selected head from its input, before any norm or rotation, [S, d] each."""
+    layer, x = scene.attention, scene.attention_input(scene.layer)
+    shared = scene.head // (layer.n_heads // layer.n_kv_heads)
+    found = []
+    for linear, head in ((layer.query, scene.head), (layer.key, shared), (layer.value, shared)):
+        weight, bias = head_weight(linear, head, layer.d_head)
+        found.append(x @ weight.T + bias)
+    return found
+
+
+def queries_keys_values(scene: Scene) -> list[JsonDict]:
+    """A1."""
+    layer, x = scene.attention, scene.attention_input(scene.layer)
+    q, k, v = projections(scene)
+    shared = scene.head // (layer.n_heads // layer.n_kv_heads)
+    recorded = scene.kernel()[2][shared]
+    width = [x.shape[1], layer.d_head]
+    return [
+        shapes(("x", list(x.shape)), ("Wq", width), ("q", list(q.shape))),
+        *(
+            matrix(f"{name} of head {scene.head}", one[:, :WIDE], rows=scene.labels, signed=True)
+            for name, one in (("q", q), ("k", k), ("v", v))
+        ),
+        facts(
+            ("heads", layer.n_heads),
+            ("d_head", layer.d_head),
+            ("heads x d_head", layer.n_heads * layer.d_head),
+            ("D", x.shape[1]),
+            ("v, largest difference from gh.record", largest_difference(v, recorded)),
+        ),
+    ]
+
+
+def bilinear_form(scene: Scene) -> list[JsonDict]:
+    """A2."""
+    layer, x = scene.attention, scene.attention_input(scene.layer)
+    shared = scene.head // (layer.n_heads // layer.n_kv_heads)
+    wq, wk = (head_weight(one, at, layer.d_head)[0] for one, at in ((layer.query, scene.head), (layer.key, shared)))
+    m = wq.T @ wk
+    scores = (x @ m @ x.T) / math.sqrt(layer.d_head)
+    apart = largest_difference((x @ wq.T) @ (x @ wk.T).T / math.sqrt(layer.d_head), scores)
+    size = torch.linalg.svdvals(m.double())
+    count = min(len(size), 2 * layer.d_head)
+    return [
+        shapes(
+            ("x", list(x.shape)),
+            ("M = Wq Wk^T", list(m.shape)),
+            ("x^T", [x.shape[1], x.shape[0]]),
+            ("scores", [len(x)] * 2),
+        ),
+        matrix("x M x / sqrt(d_head)", scores, rows=scene.labels, columns=scene.labels, signed=True),
+        lines(
+            "singular values of M: none beyond d_head",
+            "number",
+            [("size", [*range(1, count + 1)], [max(float(one), 1e-12) for one in size[:count]])],
+            log=True,
+        ),
+        facts(
+            ("d_head", layer.d_head),
+            ("rank of M", int((size > 1e-5 * size[0]).sum())),
+            ("largest difference between x M x and q k", apart),
+        ),
+        sentence("Before biases, norms and rotations of q and k, where the model has them."),
+    ]
+
+
+def scaling(scene: Scene) -> list[JsonDict]:
+    """A3."""
+    chosen, heads = WIDTHS[int(scene.value)], 8
+    rows = [_spread(width, heads) for width in WIDTHS]
+    q, k = torch.randn(chosen, generator=generator()), torch.randn(12, chosen, generator=generator(1))
+    scores = k @ q
+    kinds = (
+        ("scaled", chosen**-0.5),
+        ("not scaled", 1.0),
+        (f"by the model's width, {heads} heads", (heads * chosen) ** -0.5),
+    )
+    return [
+        *(
+            bars(
+                f"softmax of 12 scores, {name}",
+                ((f"key {i}", w) for i, w in enumerate((scores * by).softmax(0).tolist())),
+                most=1,
+            )
+            for name, by in kinds
+        ),
+        table(
+            "variance of the score, and median norm of the softmax's gradient",
+            ["d_head", "variance / sqrt(d)", "variance", "variance / sqrt(D)", "gradient / sqrt(d)", "gradient"],
+            rows,
+        ),
+        facts(("d_head", chosen)),
+    ]
+
+
+def _spread(width: int, heads: int) -> list[float]:
+    """Return the variance of scores and the norm of the softmax gradient for one width of the head."""
+    rng = generator(width)
+    q, k = torch.randn(ROWS, 1, width, generator=rng), torch.randn(ROWS, KEYS, width, generator=rng)
+    pull = torch.randn(ROWS, 1, KEYS, generator=rng)
+    raw = q @ k.transpose(1, 2)
+    found = {}
+    for name, by in (("scaled", width**-0.5), ("raw", 1.0)):
+        weights = (raw * by).softmax(-1)
+        gradient = weights * (pull - (weights * pull).sum(-1, keepdim=True))
+        found[name] = float(gradient.norm(dim=-1).median())
+    variances = [float((raw * by).var()) for by in (width**-0.5, 1.0, (heads * width) ** -0.5)]
+    return [width, *variances, found["scaled"], found["raw"]]
+
+
+def masking(scene: Scene) -> list[JsonDict]:
+    """A4."""
+    scores, weights = scene.scores()[scene.head], scene.weights()[scene.head]
+    masked = scores == -math.inf
+    mask = torch.zeros_like(scores).masked_fill(masked, -math.inf)
+    named: JsonDict = {"rows": scene.labels, "columns": scene.labels}
+    return [
+        matrix("the mask: 0, or minus infinity (hatched)", mask, **named),
+        matrix("scores with the mask", scores, signed=True, **named),
+        matrix("weights after the softmax", weights.masked_fill(masked, -math.inf), **named),
+        facts(
+            ("masked weights", int(masked.sum())),
+            ("largest of them", float(weights[masked].max()) if masked.any() else 0.0),
+            ("smallest row sum", float(weights.sum(-1).min())),
+        ),
+    ]
+
+
+def markov_chain(scene: Scene) -> list[JsonDict]:
+    """A5."""
+    step, count = scene.weights()[scene.head].double(), int(scene.value)
+    power = torch.linalg.matrix_power(step, count)
+    walk = power[scene.place]
+    return [
+        strongest(
+            f"where a walk from “{scene.labels[scene.place]}” is after {count} steps",
+            scene.labels,
+            walk.tolist(),
+            most=1,
+        ),
+        matrix(f"A to the power {count}", power, rows=scene.labels, columns=scene.labels, row=scene.place),
+        facts(
+            ("steps", count),
+            ("sum of the row", float(walk.sum())),
+            ("share at the first token", float(walk[0])),
+        ),
+    ]
+
+
+def joined_heads(scene: Scene) -> list[JsonDict]:
+    """A6."""
+    z, layer = scene.site("z")[:, scene.place], scene.attention
+    out = layer.out(z.flatten().to(layer.out.weight.dtype) if hasattr(layer.out, "weight") else z.flatten()).float()
+    recorded = scene.site("attn_out")[scene.place]
+    heads = [f"head {i}" for i in range(len(z))]
+    return [
+        matrix("the outputs of all heads at this token", z[:, :WIDE], rows=heads, signed=True, row=scene.head),
+        shapes(("joined", [1, z.numel()]), ("Wo", [z.numel(), len(out)]), ("output", [1, len(out)])),
+        matrix(
+            f"the output, its first {min(WIDE, len(out))} of {len(out)}",
+            out[None, :WIDE],
+            rows=["output"],
+            signed=True,
+        ),
+        facts(("largest difference from gh.record", largest_difference(out, recorded))),
+    ]
+
+
+def lookups(scene: Scene) -> list[JsonDict]:
+    """A7."""
+    q, k, v = scene.kernel()
+    shared = scene.head // (len(q) // len(k))
+    scale, z = scene.attention.attend.scale, scene.site("z")[scene.head]
+    causal = scene.stack.causal
+    rows = []
+    for i in range(scene.length):
+        end = i + 1 if causal else scene.length
+        weights = (scale * (k[shared, :end] @ q[scene.head, i])).softmax(0)
+        rows.append(weights @ v[shared, :end])
+    alone, i = torch.stack(rows), scene.place
+    end = i + 1 if causal else scene.length
+    plain = (
+        scene.model.spec.attention_softcap is None
+        and scene.stack.position.bias(torch.zeros(1, 1).long(), torch.zeros(1, 1).long()) is None
+    )
+    return [
+        strongest(
+            f"one lookup: “{scene.labels[i]}” against {'itself and those before' if causal else 'all'}",
+            scene.labels,
+            scene.weights()[scene.head, i, :end].tolist(),
+            most=1,
+        ),
+        facts(
+            ("lookups", scene.length),
+            (
+                "largest difference from the one product" + ("" if plain else " (without its bias)"),
+                largest_difference(alone, z),
+            ),
+        ),
+        matrix("all of them at once", scene.weights()[scene.head], rows=scene.labels, columns=scene.labels, row=i),
+    ]
+
+
+def retrieval(scene: Scene) -> list[JsonDict]:
+    """A14."""
+    x = scene.stream(0)
+    scores = x @ x.T
+    later = torch.ones_like(scores, dtype=torch.bool).triu(1)
+    weights = scores.masked_fill(later, -math.inf).softmax(-1)
+    found = weights @ x
+    kernel = Attend(1.0, 0.0)
+    one = x[None, None]
+    layer = (kernel.pattern(kernel.scores(one, one, ~later)) @ one)[0, 0]
+    back = F.cosine_similarity(found[scene.place][None], x, dim=-1)
+    named: JsonDict = {"rows": scene.labels, "columns": scene.labels, "row": scene.place}
+    return [
+        matrix("x . x over the prefix", scores.masked_fill(later, -math.inf), signed=True, **named),
+        matrix("its softmax: what each token retrieves", weights.masked_fill(later, -math.inf), **named),
+        strongest(
+            f"what “{scene.labels[scene.place]}” retrieved: cosine to each token",
+            scene.labels,
+            back[: scene.place + 1].tolist(),
+            most=1,
+        ),
+        facts(
+            ("largest difference from the layer with identity matrices", largest_difference(found, layer)),
+            ("mean weight on the token itself", float(weights.diagonal().mean())),
+        ),
+    ]
+
+
+FIGURES = {
+    "A1": Figure(queries_keys_values, HEAD),
+    "A2": Figure(bilinear_form, HEAD),
+    "A3": Figure(scaling, (), Control("width of the head: 4 to 1,024", 2, 0, len(WIDTHS) - 1)),
+    "A4": Figure(masking, HEAD),
+    "A5": Figure(markov_chain, (*HEAD, "position"), Control("steps", 4, 1, 64)),
+    "A6": Figure(joined_heads, (*HEAD, "position")),
+    "A7": Figure(lookups, (*HEAD, "position")),
+    "A14": Figure(retrieval, ("pass", "position")),
+}

@@ -1,0 +1,79 @@
+// One card: the statement, its live figure with a slider, the check that holds it, and the line of code that does it.
+
+import { h, put } from "glasshouse/dom.js";
+import { slider } from "glasshouse/widgets.js";
+import { draw, inline } from "glasshouse/views/notes/pieces.js";
+
+const PAUSE = 60; // milliseconds that a slider rests before its figure is drawn
+
+export class Card {
+  constructor(given, part, { open, play }) {
+    this.given = given;
+    this.part = part;
+    this.play = play;
+    this.drawn = null; // the answer on the screen
+    this.pieces = [];
+    this.number = given.number;
+    this.head = h("button", { type: "button", class: "head", "aria-expanded": "false", data: { card: given.number }, on: { click: () => open(given.number) } },
+      h("span", { class: "label" }, given.number), h("span", { class: "titles" }, h("span", { class: "cardname" }, given.title), h("span", { class: "quiet says" }, inline(`${given.says}.`))));
+    this.inside = h("div", { class: "inside", hidden: true });
+    this.node = h("li", { class: "card", id: `card-${given.number}` }, h("h3", {}, this.head), this.inside);
+  }
+
+  /** Unfold the card, or fold it. */
+  show(isOpen) {
+    this.node.classList.toggle("open", isOpen);
+    this.head.setAttribute("aria-expanded", isOpen);
+    this.inside.hidden = !isOpen;
+    if (isOpen && !this.inside.hasChildNodes()) this.build();
+    if (!isOpen) this.clear();
+  }
+
+  build() {
+    const { given } = this;
+    const control = given.figure?.control;
+    this.slider = control
+      ? slider(control.label, { min: control.low, max: control.high, step: control.step, oninput: (value) => this.moved(value) })
+      : null;
+    this.slider?.show(control.start);
+    this.figure = h("div", { class: "figure-box", role: "group", "aria-label": `figure of ${given.number}`, data: { testid: `figure-${given.number}` } });
+    put(this.inside,
+      given.untrue ? h("p", { class: "untrue" }, h("strong", {}, "Not as the notes have it. "), inline(given.untrue)) : null,
+      given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
+      this.slider ? h("div", { class: "controls" }, this.slider) : null,
+      this.figure,
+      h("dl", { class: "sources" },
+        given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured), given.figure && given.measured_table ? h("details", {}, h("summary", {}, "the measured table"), draw(given.measured_table)) : null)] : null,
+        h("dt", {}, "Check"), h("dd", {}, inline(given.shown_by)),
+        h("dt", {}, "Code"), h("dd", {}, h("code", {}, `${given.code.path}:${given.code.line}`), ` ${given.code.name}`, given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null),
+        h("dt", {}, "Link"), h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`))));
+    if (!given.figure && given.measured_table) this.fill([given.measured_table]);
+  }
+
+  moved(value) {
+    clearTimeout(this.pause);
+    this.pause = setTimeout(() => this.play(this.number, value), PAUSE);
+  }
+
+  /** Draw the pieces of an answer. */
+  fill(pieces) {
+    this.clear();
+    this.pieces = pieces.map(draw);
+    put(this.figure, this.pieces);
+  }
+
+  async draw(ask) {
+    if (!this.given.figure) return;
+    const answer = await ask(this.given);
+    if (answer === this.drawn && this.pieces.length) return;
+    this.drawn = answer;
+    this.fill(answer.pieces);
+  }
+
+  clear() {
+    for (const piece of this.pieces) piece.close?.();
+    this.pieces = [];
+    this.drawn = null;
+    if (this.figure && this.given.figure) put(this.figure);
+  }
+}

@@ -1,0 +1,187 @@
+"""Notes: every card is drawn and fits, its numbers are those of `gh.record`, and links, sliders and keys work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import ONE_KIND, Trained, Visit, settle
+from playwright.sync_api import Browser, Page, expect
+
+import glasshouse as gh
+from glasshouse import notes
+from glasshouse.page.notes import FIGURES
+from glasshouse.page.notes.figure import STRONGEST
+
+TEXT = "the cat sat on the mat and the bird"
+TEXTS = {"decoder": TEXT, "encoder": "the dog sat on the mat", "pair": "one five two"}
+SIZES = [
+    (1280, False),
+    *(pytest.param(*one, marks=pytest.mark.long) for one in ((1280, True), (400, False), (400, True))),
+]
+# Text that is wider than its box and hidden there.
+CUT = """(card) => [...card.querySelectorAll("*")].filter((one) => one.checkVisibility())
+  .filter((one) => one.scrollWidth > one.clientWidth + 1 && one.clientWidth > 0)
+  .filter((one) => ["hidden", "clip"].includes(getComputedStyle(one).overflowX) && one.textContent.trim())
+  .map((one) => one.outerHTML.slice(0, 160))"""
+
+
+@pytest.fixture(scope="module")
+def bundled() -> Trained:
+    """A model that comes with the package, so that nothing is trained for these tests."""
+    model, tok = gh.load("python-3m")
+    assert tok is not None
+    return model, tok
+
+
+def open_card(page: Page, number: str) -> Any:  # noqa: ANN401 - a locator
+    """Open a card by its address, and return its figure."""
+    page.evaluate("(number) => { location.hash = `#notes/${number}` }", number)
+    expect(page.locator(f"#card-{number}")).to_have_class("card open")
+    settle(page)
+    return page.locator(f"#card-{number}")
+
+
+def fact(card: Any, name: str) -> float:  # noqa: ANN401
+    """Return a named number of a card."""
+    return float(card.locator(f'[data-fact="{name}"]').get_attribute("data-value"))
+
+
+@pytest.mark.parametrize("part", notes.parts(), ids=[part.name for part in notes.parts()])
+@pytest.mark.parametrize(("width", "dark"), SIZES)
+def test_every_card_is_drawn_and_fits(
+    width: int, dark: bool, part: notes.Part, bundled: Trained, visit: Visit
+) -> None:
+    page = visit(bundled, width=width, dark=dark, view="notes", text=TEXT)
+    for one in part.statements:
+        card = open_card(page, one.number)
+        drawn = card.locator(".piece").count()
+        assert drawn > 0 or (one.number not in FIGURES and card.get_by_test_id("measured").inner_text()), one.number
+        assert card.evaluate(CUT) == [], one.number
+        assert one.title in card.inner_text()
+        assert one.code.partition(":")[2] in card.inner_text()
+        assert page.evaluate("document.documentElement.scrollWidth") <= width, one.number
+        assert not page.locator(".pane > .trouble").is_visible(), one.number
+
+
+@pytest.mark.parametrize("kind", ONE_KIND[1:])
+def test_every_card_is_drawn_on_other_models(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
+    page = visit(request.getfixturevalue(kind), view="notes", notes_all=1, text=TEXTS[kind])
+    for number in FIGURES:
+        assert page.locator(f"#card-{number} .piece").count() > 0, number
+
+
+def test_numbers_are_those_of_a_recording(bundled: Trained, visit: Visit) -> None:
+    model, tok = bundled
+    ids = torch.tensor([tok.encode(TEXT)])
+    with torch.no_grad(), gh.record(model, "pattern.1", "scores.*", "embed", "attn_out.*", "ffn_out.*") as seen:
+        logits = model(ids)
+    page = visit(bundled, view="notes", text=TEXT, layer=1, head=2, token=4)
+
+    card = open_card(page, "A5")  # four steps of a walk from token 4
+    walk = torch.linalg.matrix_power(seen["pattern.1"][0, 2].double(), 4)[4]
+    shown = [float(one.get_attribute("data-value")) for one in card.locator(".bars .figure").all()]
+    kept = sorted(walk.topk(min(STRONGEST, len(walk))).indices.tolist())
+    assert shown == pytest.approx(walk[kept].tolist(), abs=1e-5)
+    assert fact(card, "share at the first token") == pytest.approx(float(walk[0]), abs=1e-5)
+
+    card = open_card(page, "A15")
+    first = []
+    for layer in range(model.spec.n_layers):
+        for head in seen[f"scores.{layer}"][0]:
+            first += [row[: i + 1].argmax() == i for i, row in enumerate(head) if i]
+    assert fact(card, "over all heads and tokens") == pytest.approx(sum(map(bool, first)) / len(first), abs=1e-6)
+
+    card = open_card(page, "B4")
+    parts = [
+        seen["embed"],
+        *(seen[f"{name}.{layer}"] for layer in range(model.spec.n_layers) for name in ("attn_out", "ffn_out")),
+    ]
+    shown = [float(one.get_attribute("data-value")) for one in card.locator(".bars .figure").all()]
+    assert shown == pytest.approx([float(one[0, 4].norm()) for one in parts], rel=1e-4)
+
+    card = open_card(page, "M4")
+    best = logits[0, 4].softmax(-1).max()
+    assert float(card.locator("tbody td.number").nth(1).get_attribute("data-value")) == pytest.approx(
+        float(best), rel=1e-4
+    )
+
+
+def test_a_matrix_is_read_by_keys(bundled: Trained, visit: Visit) -> None:
+    model, tok = bundled
+    with torch.no_grad(), gh.record(model, "pattern.0") as seen:
+        model(torch.tensor([tok.encode(TEXT)]))
+    page = visit(bundled, view="notes", notes_card="V1", text=TEXT, token=3)
+    box = page.locator("#card-V1 .matrix")
+    box.focus()
+    for key in ("ArrowUp", "ArrowUp", "ArrowRight"):  # the first press reads where the cursor is
+        box.press(key)
+    reading = page.locator("#card-V1 .reading")
+    assert float(reading.get_attribute("data-value") or "nan") == pytest.approx(
+        float(seen["pattern.0"][0, 0, 2, 1]), abs=1e-5
+    )
+
+
+def test_a_slider_plays_with_a_figure_and_is_part_of_the_link(bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, view="notes", notes_card="P2", text=TEXT)
+    card = page.locator("#card-P2")
+    assert fact(card, "offset") == 3
+    card.get_by_label("offset").focus()
+    page.keyboard.press("ArrowRight")
+    expect(card.locator('[data-fact="offset"]')).to_have_text("4")
+    assert "notes_value=4" in page.url
+    page.reload()
+    settle(page)
+    assert fact(page.locator("#card-P2"), "offset") == 4
+    assert fact(page.locator("#card-P2"), "largest error of the rotation over 500 positions") < 1e-12
+
+
+def test_keys_links_and_examples(bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, view="notes", text=TEXT)
+    expect(page.locator("#card-T1")).to_have_class("card open")  # the first card opens by itself
+    page.locator("[data-card=T1]").focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.locator("[data-card=T2]")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#card-T2")).to_have_class("card open")
+    expect(page.locator("#card-T1")).to_have_class("card")
+    page.locator(".index a", has_text="A14").click()
+    expect(page.locator("#card-A14")).to_have_class("card open")
+    assert page.get_by_test_id("box-text").input_value() == TEXT  # a link to a card leaves the text
+    for example in notes.EXAMPLES:
+        page.get_by_role("button", name=example.title or example.text, exact=True).click()
+        settle(page)
+        assert page.get_by_test_id("box-text").input_value() == example.text
+        assert not page.locator(".trouble").filter(visible=True).count()
+    ids = [one % bundled[0].spec.vocab_size for one in notes.EXAMPLES[-1].ids]
+    tokens = page.locator("[data-testid=strip-text] .token").all()
+    assert [int(one.get_attribute("data-id") or -1) for one in tokens][-4:] == ids
+
+
+def test_questions_are_answered(bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, view="notes", text=TEXT)
+    asked = [one for part in notes.parts() for one in part.questions]
+    assert page.locator(".questions details").count() == len(asked)
+    first = page.locator(".questions details").first
+    assert not first.locator("p").is_visible()
+    first.locator("summary").click()
+    expect(first.locator("p")).to_contain_text(asked[0].answer)
+    first.locator("a").click()
+    expect(page.locator(f"#card-{asked[0].card}")).to_have_class("card open")
+
+
+def test_a_lecture_is_one_file(
+    bundled: Trained, browser: Browser, tmp_path: Path, picture: Callable[[Page, str], Path]
+) -> None:
+    path = tmp_path / "lecture.html"
+    gh.look(*bundled, TEXT, view="notes", notes_all=1).save(path)
+    page = browser.new_context(offline=True, reduced_motion="reduce").new_page()
+    page.goto(path.as_uri())
+    settle(page)
+    for number in FIGURES:
+        assert page.locator(f"#card-{number} .piece").count() > 0, number
+    picture(page, "lecture")
+    page.context.close()
