@@ -115,8 +115,7 @@ def rotary(scene: Scene) -> list[JsonDict]:
     position = scene.stack.position
     why = [sentence("The open model's rotary positions, with a random query and key.")]
     if not isinstance(position, RotaryPosition):
-        s = scene.model.spec
-        position = make_position(spec.Rotary(), s.d_model, 32, 4, 512, causal=True)
+        position = make_position(spec.preset("tiny-decoder", position="rotary", d_head=32), causal=True)
         assert isinstance(position, RotaryPosition)
         why = [sentence("The open model is not rotary; this is rotary attention of width 32.")]
     q, k = torch.randn(2, 1, 1, 1, position.d_head, generator=generator())
