@@ -11,6 +11,5 @@ from glasshouse.objectives.dpo import DPO
 from glasshouse.objectives.multi_token import MultiToken
 from glasshouse.objectives.objective import Objective
 
-for kind in (DPO, Distillation, Contrastive, MultiToken):
-    registry.add(kind)
+registry.add(DPO, Distillation, Contrastive, MultiToken)
 ObjectiveChoice = Objective[Any]  # one of these, or one that another package registers
