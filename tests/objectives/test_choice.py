@@ -73,8 +73,8 @@ def test_an_objective_given_in_python_takes_precedence(tmp_path: Path) -> None:
 
 def test_preferences_are_not_distilled(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    tok = gh.Tokenizer.train(texts=["x"], vocab_size=266)
-    gh.save(gh.build(gh.preset("tiny-decoder", vocab_size=266)), tok, tmp_path / "teacher")
+    tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
+    gh.save(gh.build(gh.preset("tiny-decoder", vocab_size=263)), tok, tmp_path / "teacher")
     run = settings(tmp_path, objective={"kind": "distillation", "teacher": str(tmp_path / "teacher")})
     with pytest.raises(InputError, match="the objective is distillation, but the data are preferences; use dpo"):
         gh.train(run, progress=False)
