@@ -93,18 +93,17 @@ def main() -> None:
     result = gh.train(run)
     minutes = (time.perf_counter() - began) / 60
     trained, tok = gh.load(args.out)
-    untrained, _ = gh.load(args.out / "checkpoints" / "snapshots" / "0")
+    untrained, _ = gh.load(args.out / "snapshots" / "step-00000000")
     assert isinstance(trained, gh.models.Encoder)
     assert isinstance(untrained, gh.models.Encoder)
     assert tok is not None
     dataset = builtin_dataset("paraphrases")
     train, test = (list(dataset.items(split)) for split in ("train", "test"))
-    batch_size = result.report.n_targets and run.train.batch_tokens // 32
     rows = [
         (f"encoder, trained for {result.steps} steps in {minutes:.1f} minutes", embedded(trained, tok, test)),
         ("the same encoder, untrained", embedded(untrained, tok, test)),
         ("bag of words (TF-IDF)", tf_idf(train, test)),
-        ("learned word vectors, their mean", learned_words(train, test, 2000, batch_size, trained.spec.d_model)),
+        ("learned word vectors, their mean", learned_words(train, test, 600, 128, trained.spec.d_model)),
     ]
     print(f"recall at 1 among {len(test):,} matches, {torch.get_num_threads()} threads\n")
     print("| | recall at 1 |\n|---|---|")

@@ -99,7 +99,7 @@ def test_several_processes_are_refused_before_anything_is_written(
 
     monkeypatch.setattr(launch, "join_processes", two)
     monkeypatch.setattr(launch, "watched", lambda _: nullcontext())  # leaves word to the others
-    with pytest.raises(InputError, match="2 processes were started, but the objective DPO keeps another model"):
+    with pytest.raises(InputError, match="2 processes were started, but one alone can train with the objective dpo"):
         gh.train(settings(tmp_path, objective="dpo"), progress=False)
     assert not (tmp_path / "run").exists()
 

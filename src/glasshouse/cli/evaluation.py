@@ -31,6 +31,7 @@ FORMATS = {
     "rejected_loss": ("rejected answers", "{:.4f}", "nats per token"),
     "teacher_loss": ("teacher's loss", "{:.4f}", "nats per {unit}"),
     "bits_per_byte": ("bits per byte", "{:.4f}", ""),
+    "acceptance_rate": ("acceptance", "{:.2%}", "of drafts, which the model itself would have written"),
     "recall_at_1": ("recall at 1", "{:.2%}", "of texts find their match among {count:,}"),
     "exact_match": ("exact match", "{:.2%}", "of {texts}"),
     "f1": ("F1", "{:.4f}", "macro average, 0 to 1"),
