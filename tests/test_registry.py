@@ -218,10 +218,11 @@ def test_a_wrong_object_and_a_name_that_is_taken(declared: dict[str, dict[str, E
     declared[registry.VIEWS] = {
         "tokens": EntryPoint("tokens", "glasshouse.page.tokenization:VIEW", registry.VIEWS),
         "other": EntryPoint("other", "test_registry:OTHER", registry.VIEWS),
+        "third": EntryPoint("third", "test_registry:THIRD", registry.VIEWS),
     }
     with pytest.warns(UserWarning, match="the page leaves out the view") as caught:
         assert views() == VIEWS
-    assert [str(one.message).partition(": ")[2].split()[0] for one in caught] == ["'tokens'", "'lens'"]
+    assert [str(one.message).partition(": ")[2].split()[0] for one in caught] == ["'tokens'", "'lens'", "'next'"]
     # Ours comes first, so that no package changes what is loaded.
     declared[registry.RECIPES] = {"stdlib": BROKEN}
     assert gh.Run.load("stdlib").data.path == ("stdlib",)
@@ -229,6 +230,8 @@ def test_a_wrong_object_and_a_name_that_is_taken(declared: dict[str, dict[str, E
 
 
 OTHER = View("other", "Other", {"lens": VIEWS["residual"].endpoints["lens"]}, lambda traces, forward_pass, state: [])
+
+THIRD = replace(OTHER, name="third", endpoints={"next": VIEWS["residual"].endpoints["lens"]})  # of the page
 
 
 def test_importing_and_building_look_for_no_package(tmp_path: Path) -> None:
