@@ -41,6 +41,8 @@ class Look:
             ("tokenize", {"forward_pass": forward_pass_of(loaded, state).unedited.to_json()}),
             *self._requests(first),
         ]
+        if state.get("notes_all"):  # a hand-out of all cards, in which nothing else is selected
+            others = []
         more = (ask for other in others for ask in self._requests(other))
         shown = self.given | {"appended": state["appended"], "checkpoint": state["checkpoint"]}
         return html_export.export_html(self.traces, fragment(shown), needed, more)

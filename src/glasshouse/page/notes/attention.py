@@ -112,7 +112,7 @@ def bilinear_form(scene: Scene) -> list[JsonDict]:
 
 def scaling(scene: Scene) -> list[JsonDict]:
     """A3."""
-    chosen, heads = WIDTHS[int(scene.value)], 8
+    chosen, heads = 2 ** int(scene.value), 8
     rows = [_spread(width, heads) for width in WIDTHS]
     q, k = torch.randn(chosen, generator=generator()), torch.randn(12, chosen, generator=generator(1))
     scores = k @ q
@@ -278,7 +278,7 @@ def retrieval(scene: Scene) -> list[JsonDict]:
 FIGURES = {
     "A1": Figure(queries_keys_values, HEAD),
     "A2": Figure(bilinear_form, HEAD),
-    "A3": Figure(scaling, (), Control("width of the head: 4 to 1,024", 2, 0, len(WIDTHS) - 1)),
+    "A3": Figure(scaling, (), Control("width of the head: two to the power", 6, 2, 10)),
     "A4": Figure(masking, HEAD),
     "A5": Figure(markov_chain, (*HEAD, "position"), Control("steps", 4, 1, 64)),
     "A6": Figure(joined_heads, (*HEAD, "position")),
