@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 import chromium
 import pytest
+import registered_kinds
 import torch
 from examples import up_to
 from hypothesis import settings
-from registered_kinds import forget_kinds as forget_kinds
 
 # A shared machine may stop for a second at any moment: no example is wrong for being slow.
 settings.register_profile("tests", deadline=None, max_examples=up_to(100))
@@ -17,6 +17,11 @@ collect_ignore = ["extension_package"]  # which a test installs
 
 # Tensors here are tiny: a second thread only waits for the first.
 torch.set_num_threads(1)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let examples in docs and docstrings forget the kinds that they register, as tests do."""
+    config.pluginmanager.register(registered_kinds)
 
 
 @pytest.fixture(autouse=True)

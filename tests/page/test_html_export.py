@@ -16,7 +16,7 @@ from playwright.sync_api import Browser, Page
 import glasshouse as gh
 from glasshouse.page import manifest
 from glasshouse.page.html_export import request_key
-from glasshouse.page.url_state import VIEW_STATE_KEYS
+from glasshouse.page.url_state import view_state_keys
 
 TEXT = "the cat sat on the mat"
 VIEWS = {
@@ -191,7 +191,7 @@ def test_view_state_keys_match_the_scripts() -> None:
     found = {name for path in files for name in re.findall(form, path.read_text())}
     # JSON keys, a function and an endpoint.
     found -= {"residual_distance", "tokens_per_second", "residual_norms", "run_settings"}
-    assert found == set(VIEW_STATE_KEYS)
+    assert found == set(view_state_keys())
 
 
 def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> None:

@@ -60,7 +60,7 @@ def test_a_name_that_is_taken_is_refused_and_a_cell_that_runs_again_replaces_its
     class Other(spec.FeedForward):
         kind = "mish"
 
-    with pytest.raises(gh.InputError, match=r"Other is named 'mish', which test_registry.Mish already is"):
+    with pytest.raises(gh.InputError, match=r"Other is named 'mish', which test_register.Mish already is"):
         gh.register(Other, make_mish)
 
     @dataclass(frozen=True)
@@ -217,8 +217,8 @@ def test_a_wrong_object_and_a_name_that_is_taken(declared: dict[str, dict[str, E
         registry.load_entry_point(registry.FAMILIES, "mine", Family)
     declared[registry.VIEWS] = {
         "tokens": EntryPoint("tokens", "glasshouse.page.tokenization:VIEW", registry.VIEWS),
-        "other": EntryPoint("other", "test_registry:OTHER", registry.VIEWS),
-        "third": EntryPoint("third", "test_registry:THIRD", registry.VIEWS),
+        "other": EntryPoint("other", "test_register:OTHER", registry.VIEWS),
+        "third": EntryPoint("third", "test_register:THIRD", registry.VIEWS),
     }
     with pytest.warns(UserWarning, match="the page leaves out the view") as caught:
         assert views() == VIEWS
