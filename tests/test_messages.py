@@ -18,7 +18,7 @@ import pytest
 import typer
 
 import glasshouse as gh
-from glasshouse import cli, spec
+from glasshouse import cli, registry, spec
 from glasshouse.training.run import Data, Train
 
 PACKAGE = Path(gh.__file__).parent
@@ -30,6 +30,7 @@ SETTINGS = {
         *({field.name for field in dataclasses.fields(kind)} for kind in spec.Spec.__args__)
     ),
 }
+ENTRY_POINTS = {registry.KINDS, registry.FAMILIES, registry.RECIPES, registry.VIEWS}
 SUFFIXES = {"safetensors", "toml", "json", "jsonl", "txt", "py"}  # train.txt, model.safetensors: files
 
 
@@ -122,6 +123,8 @@ def problems(path: Path, function: str, text: str) -> Iterator[str]:
         if not known and resolve(f"{table if table == 'data' else table + 'ing'}.{name}") is None:
             yield f"{table}.{name}"
     for name in re.findall(r"(?<![\w/.])(?:gh|glasshouse)\.([a-zA-Z_][\w.]*\w)", text):
+        if f"glasshouse.{name}" in ENTRY_POINTS:
+            continue
         if resolve(name) is None and not (PACKAGE / Path(*name.split("."))).exists():
             yield f"gh.{name}"
     packages = "|".join(gh.__all__[-16:])

@@ -91,7 +91,9 @@ class ModelRunner:
         if not step.decoding:
             return None
         write_masks(step.decoding, self.sampler.slots)
-        drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
+        if self.speculator is None:
+            return self._decode_step(step)
+        drafts = self.speculator.propose(step.decoding, self.sampler)
         output = self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
         self.speculation.add(output.sampled.counts, output.written)
         return output

@@ -254,8 +254,8 @@ def folder_writer(
 def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> str:
     """Save a folder that transformers loads, and return its model_type; raise ConfigError if no family fits.
 
-    Draft heads are left out: no family has them, and they do not change what the model predicts. `read` returns the
-    weights, one by one, of a model on the device meta.
+    Draft heads are left out, as no family has them. `read` returns the weights, one by one, of a model on the device
+    meta.
     """
     if getattr(model.spec.head, "n_draft_heads", 0):
         model = with_draft_heads(model, 0)
@@ -273,8 +273,7 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: Rea
 
 def matching_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None, dict[str, list[str]]]:
     """Return the first family that can express these weights, and the unsupported fields of each one tried."""
-    s = without_pooling(s)
-    unsupported = {}
+    s, unsupported = without_pooling(s), {}
     for name, family in _families():
         found = [family.tensor_mapping(ours, s) for ours in weights]
         tensor_names = {mapping.name for mapping in found if mapping is not None}
