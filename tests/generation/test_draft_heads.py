@@ -54,11 +54,10 @@ def test_output_is_unchanged(slots: int, params: dict[str, Any]) -> None:
     assert ids == expected
     for one, other in zip(found, logprobs, strict=True):
         torch.testing.assert_close(torch.tensor(one), torch.tensor(other), atol=1e-5, rtol=0)
-    assert plain.n_drafts == 0
     assert plain.tokens_per_pass == 1
-    assert stats.n_tokens == plain.n_tokens == sum(map(len, ids))
+    assert stats.n_tokens == sum(map(len, ids))
     assert stats.n_drafts > 0
-    assert stats.n_passes < plain.n_passes  # some drafts are accepted, so that this test is about something
+    assert stats.n_passes < stats.n_tokens  # some drafts are accepted, so that this test is about something
 
 
 def test_drafts_are_what_the_heads_predict_and_are_read_where_the_last_token_was_sampled() -> None:

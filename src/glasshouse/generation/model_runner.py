@@ -91,11 +91,10 @@ class ModelRunner:
         if not step.decoding:
             return None
         write_masks(step.decoding, self.sampler.slots)
-        if self.speculator is None:
-            return self._decode_step(step)
-        drafts = self.speculator.propose(step.decoding, self.sampler)
+        drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
         output = self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
-        self.speculation.add(output.sampled.counts, output.written)
+        if self.speculator is not None:
+            self.speculation.add(output.sampled.counts, output.written)
         return output
 
     def _prefill_chunks(self, chunks: Sequence[PrefillChunk]) -> None:

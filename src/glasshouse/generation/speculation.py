@@ -45,7 +45,7 @@ class Speculator(Protocol):
 
 @dataclass
 class SpeculationStats:
-    """How far drafts were accepted, over all sequences and forward passes in which they decoded.
+    """How far drafts were accepted, over all sequences and forward passes in which they decoded with a speculator.
 
     >>> stats = SpeculationStats()
     >>> stats.add(kept=[3, 1], written=[4, 4])  # three drafts each, of which two and none were accepted
@@ -66,7 +66,7 @@ class SpeculationStats:
     @property
     def tokens_per_pass(self) -> float:
         """New tokens per sequence and pass: 1 without drafts."""
-        return self.n_tokens / max(1, self.n_passes)
+        return self.n_tokens / self.n_passes if self.n_passes else 1.0
 
     @property
     def acceptance_rate(self) -> float:
