@@ -36,13 +36,13 @@ ATTENTIONS = [
     ("decoder", "pattern"),
     ("encoder", "pattern"),
     ("pair", "decoder.cross_pattern"),
-    pytest.param("pair", "decoder.pattern", marks=pytest.mark.long),
-    pytest.param("pair", "encoder.pattern", marks=pytest.mark.long),
+    ("pair", "decoder.pattern"),
+    ("pair", "encoder.pattern"),
 ]
-each_attention = pytest.mark.parametrize(("kind", "site"), ATTENTIONS)
+each_attention = pytest.mark.parametrize(("kind", "site"), first_of(ATTENTIONS))
 two_attentions = pytest.mark.parametrize(
     ("kind", "site"),
-    [ATTENTIONS[0], ATTENTIONS[2], pytest.param("encoder", "pattern", marks=pytest.mark.long), *ATTENTIONS[3:]],
+    first_of([ATTENTIONS[0], ATTENTIONS[2], ATTENTIONS[1], *ATTENTIONS[3:]], 2),
 )
 
 
@@ -271,7 +271,7 @@ OFF = """(lines) => {
 }"""
 
 
-@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("width", first_of([400, 1280]))
 @pytest.mark.parametrize("lines", ["one", "all"])
 def test_lines_join_their_tokens(lines: str, width: int, decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, view="attention", text="the cat sat on the mat", width=width, attention_lines=lines)

@@ -71,7 +71,7 @@ def test_a_view_begins_high_in_a_narrower_window(kind: str, request: pytest.Fixt
     assert top_of(page) < HIGHEST
 
 
-@pytest.mark.parametrize("width", [1280, 768, 400])
+@pytest.mark.parametrize("width", first_of([400, 768, 1280]))
 @pytest.mark.parametrize("kind", ["pair", "run_folder"])
 def test_nothing_overlaps(kind: str, width: int, request: pytest.FixtureRequest, visit: Visit) -> None:
     page = visit(request.getfixturevalue(kind), width=width, height=800, text=TEXTS[kind])
@@ -82,7 +82,7 @@ def test_nothing_overlaps(kind: str, width: int, request: pytest.FixtureRequest,
         assert page.evaluate(OVERLAPS, PARTS) == []
 
 
-@pytest.mark.parametrize("key", ["", "Enter", " "])
+@pytest.mark.parametrize("key", first_of(["Enter", "", " "]))
 def test_tokens_unfold_and_fold_again(key: str, decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, width=1366, height=768, text=LONG, token=70)
     strip, fold = page.get_by_test_id("strip-text"), page.get_by_test_id("fold-text")
@@ -111,7 +111,7 @@ def test_tokens_unfold_and_fold_again(key: str, decoder: Trained, visit: Visit) 
     assert top_of(page) < HIGHEST
 
 
-@pytest.mark.parametrize("unfolded", [False, True])
+@pytest.mark.parametrize("unfolded", first_of([False, True]))
 def test_the_selected_token_stays_in_view(unfolded: bool, decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, width=400, height=800, text=LONG)
     strip = page.get_by_test_id("strip-text")

@@ -130,6 +130,7 @@ def test_ablation_by_click(kind: str, request: pytest.FixtureRequest, visit: Vis
     check(page, kind, model, given, {f"{stack}z.0[head=1]": 0.0})
 
 
+@pytest.mark.long
 def test_ablation_of_cross_attention_and_encoder(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "pair")
     for site in ("decoder.cross_z.1[head=0]", "decoder.cross_attn_out.0", "encoder.z.0[head=3]", "encoder.ffn_out.1"):
@@ -213,7 +214,7 @@ def test_ablation_by_keyboard(request: pytest.FixtureRequest, visit: Visit) -> N
     assert [one["site"] for one in state_of(page)["edits"]] == ["z.0[head=1]", "z.1[head=1]"]  # type: ignore[index]
 
 
-@pytest.mark.parametrize("kind", ["decoder", "pair"])
+@pytest.mark.parametrize("kind", first_of(["pair", "decoder"]))
 def test_ablation_sweep(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     page, model, given = opened(visit, request, kind)
     stack = STACK[kind]
@@ -294,6 +295,7 @@ def test_patches(request: pytest.FixtureRequest, visit: Visit, picture: Picture)
         assert "edits" not in state_of(page)
 
 
+@pytest.mark.long
 def test_patches_into_the_encoder(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "pair", patch_from="one six two")
     site = "encoder.resid_post.1[position=1]"

@@ -173,6 +173,7 @@ def test_questions_are_answered(bundled: Trained, visit: Visit) -> None:
     expect(page.locator(f"#card-{asked[0].card}")).to_have_class("card open")
 
 
+@pytest.mark.long
 def test_a_lecture_is_one_file(
     bundled: Trained, browser: Browser, tmp_path: Path, picture: Callable[[Page, str], Path]
 ) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Trained, Visit, settle
+from examples import first_of
 from playwright.sync_api import Page, Route, expect
 
 from glasshouse.page.url_state import DEFAULTS
@@ -19,8 +20,7 @@ TEXTS = {
 VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough", "notes"]
 REST = ["tokens", "residual", "interventions"]
 VIEWS_OF = {"decoder": VIEWS, "encoder": VIEWS, "pair": [*VIEWS, "seq2seq"], "run_folder": ["run"]}
-LARGE = [pytest.param(kind, 1280, False, marks=[pytest.mark.long] if kind == "encoder" else []) for kind in VIEWS_OF]
-SMALL = [pytest.param(kind, 400, True, marks=[pytest.mark.long] if kind == "encoder" else []) for kind in VIEWS_OF]
+OTHERS = [("encoder", 1280, False), ("pair", 1280, False), ("decoder", 400, True), ("encoder", 400, True)]
 CONTROLS = "button, input, select, textarea, [role=button], [tabindex='0'], svg[role=img]"
 NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
   .filter((one) => one.checkVisibility())
@@ -29,7 +29,9 @@ NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
   .map((one) => one.outerHTML.slice(0, 200))"""
 
 
-@pytest.mark.parametrize(("kind", "width", "dark"), [*LARGE, *SMALL])
+@pytest.mark.parametrize(
+    ("kind", "width", "dark"), first_of([("decoder", 1280, False), ("pair", 400, True), *OTHERS], 2)
+)
 def test_views_open_and_fit(
     kind: str,
     width: int,

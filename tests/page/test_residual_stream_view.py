@@ -15,6 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 import torch
 from conftest import ONE_KIND, Trained, Visit, settle
+from examples import first_of
 from playwright.sync_api import Page, Request, expect
 
 import glasshouse as gh
@@ -64,7 +65,7 @@ def cells(page: Page) -> dict[tuple[int, int], dict[str, float]]:
     }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_of(KINDS))
 def test_the_table_is_the_logit_lens(
     kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture
 ) -> None:
@@ -155,7 +156,7 @@ def test_colours(request: pytest.FixtureRequest, visit: Visit) -> None:
     expect(page.locator("[data-testid=lens-legend]")).to_contain_text("0: the top prediction")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_of(KINDS))
 def test_contributions_add_up_to_the_logit(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, kind, token=1)
 
@@ -208,7 +209,7 @@ def test_a_head_is_selected_in_the_attribution(request: pytest.FixtureRequest, v
     assert state_of(page)["layer"] == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", first_of(KINDS))
 def test_norms_and_cosine_similarity(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, kind, token=1, layer=1)
     found = residual_norms(model, *given)[:, 0, 1].tolist()

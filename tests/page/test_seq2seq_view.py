@@ -10,6 +10,7 @@ from urllib.parse import parse_qs, urlparse
 import pytest
 import torch
 from conftest import Trained, Visit, settle
+from examples import first_of
 from playwright.sync_api import Page, expect
 from torch import Tensor
 
@@ -190,7 +191,7 @@ def test_pruned_beams_can_be_hidden(pair: Trained, visit: Visit) -> None:
     assert page.locator("[data-outcome=kept]").count() > 0
 
 
-@pytest.mark.parametrize("way", ["button", "tree"])
+@pytest.mark.parametrize("way", first_of(["tree", "button"]))
 def test_a_hypothesis_becomes_the_target(pair: Trained, visit: Visit, way: str) -> None:
     page = visit(pair, view="seq2seq", text=SOURCE)
     second = found_by(*pair, 4, 1.0)[1]
