@@ -122,8 +122,8 @@ def _nan_in_rank_1(rank: int, world_size: int, settings: dict[str, Any]) -> tupl
 
     before = GatedFeedForward.__init__
 
-    def init(self: GatedFeedForward, s: Any) -> None:  # noqa: ANN401
-        before(self, s)
+    def init(self: GatedFeedForward, *arguments: Any) -> None:  # noqa: ANN401
+        before(self, *arguments)
         self.register_forward_hook(spoil)
 
     GatedFeedForward.__init__ = init  # type: ignore[method-assign]
