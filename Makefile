@@ -35,7 +35,7 @@ test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 ma
 quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (three minutes)
 	$(TMP) EXAMPLES=few $(PYTEST) -m 'not long and not slow' --ignore=tests/claims tests
 
-examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws an eighth (fifteen minutes)
+examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a quarter (fifteen minutes)
 	$(TMP) EXAMPLES=all $(PYTEST) -m 'not long' --ignore=tests/page --ignore=tests/cli --ignore=tests/hub tests
 
 browser: $(VENV)/.ready  ## find Chromium for the page's tests, or install it where that is possible
