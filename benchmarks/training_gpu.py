@@ -168,9 +168,8 @@ def show(name: str, speeds: list[float], beside: str = "") -> None:
 def first_step(args: argparse.Namespace) -> None:
     """Print the seconds from the start of gh.train to the end of the first step; for a process of its own."""
     timer, start = StepTimer(), time.perf_counter()
-    with tempfile.TemporaryDirectory() as folder:
-        gh.train(run_settings(MODELS["gpt2"], Path(folder) / "run", args, 1), timer)
-    print(f"first step after {timer.ends[0] - start:.1f} s, data preparation included")
+    gh.train(run_settings(MODELS["gpt2"], args.first_step, args, args.steps), timer)
+    print(f"start {args.steps} of a run: first step after {timer.ends[0] - start:.1f} s, imports not included")
 
 
 def main() -> None:
@@ -180,6 +179,8 @@ def main() -> None:
     parser.add_argument("--batch-tokens", type=int, default=480 * CONTEXT, help="tokens per step (default 491,520)")
     parser.add_argument("--grad-accum", type=int, default=8, help="micro-batches per step (default 8)")
     parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer (default: one of 50,257 is trained)")
+    parser.add_argument("--first-step", type=Path, help="only time the first step of the run in this folder")
+    parser.add_argument("--steps", type=int, default=1, help="with --first-step: steps of the run")
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -187,7 +188,7 @@ def main() -> None:
             args.tokenizer = folder / "tokenizer"
             texts = (text for _, text in gh.data.builtin_dataset("stdlib").items("train"))
             gh.Tokenizer.train(texts=texts, vocab_size=50_257).save(args.tokenizer)
-        if args.parts == ["first"]:
+        if args.first_step is not None:
             first_step(args)
             return
         device = torch.device("cuda")
@@ -204,9 +205,17 @@ def main() -> None:
                 beside = f", {speed / statistics.median(peer):.2f} of the peer" if peer else ""
                 show(f"gh.train, {name}", speeds, f"MFU {speed * timer.mfu_per_speed:.0%}{beside}")
         if "restart" in args.parts:
-            again = [sys.executable, __file__, "--parts", "first", "--tokenizer", str(args.tokenizer)]
-            for _ in range(2):
-                print(subprocess.run(again, capture_output=True, text=True, check=True).stdout.strip(), flush=True)
+            start = [
+                sys.executable,
+                __file__,
+                "--tokenizer",
+                str(args.tokenizer),
+                "--first-step",
+                str(folder / "run"),
+            ]
+            for steps in ("1", "2", "3"):  # the second and the third resume the run
+                done = subprocess.run([*start, "--steps", steps], capture_output=True, text=True, check=True)
+                print(done.stdout.strip(), flush=True)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Settings every test runs under."""
 
+import signal
 from collections.abc import Iterator
 
 import chromium
@@ -14,6 +15,10 @@ settings.register_profile("tests", deadline=None, max_examples=up_to(100))
 settings.load_profile("tests")
 
 collect_ignore = ["extension_package"]  # which a test installs
+
+# Tests send Ctrl-C, which a shell has its background jobs ignore.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tensors here are tiny: a second thread only waits for the first.
 torch.set_num_threads(1)
