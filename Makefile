@@ -162,9 +162,9 @@ bench-inspection: $(VENV)/.ready  ## overhead of recording, against TransformerL
 bench-page: browser  ## latency of the page in a browser, against one forward pass (two minutes; wants an idle machine)
 	$(BIN)/python benchmarks/page.py --chromium $$($(BIN)/python tests/chromium.py)
 
-claims: $(VENV)/.ready  ## the claims that need training (three quarters of an hour)
+claims: $(VENV)/.ready  ## every statement of the notes, those that need training too; fails if one does not hold (an hour)
 	$(BIN)/python benchmarks/claims.py
-	$(BIN)/python benchmarks/attention_heads.py
+	$(BIN)/python docs/generate_notes.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -13,16 +13,17 @@ library: the recipe `stdlib` as `glasshouse train` runs it: previous-token heads
 from __future__ import annotations
 
 import argparse
-import tempfile
 import time
 from collections.abc import Callable
 
 import torch
-from claims import LETTERS, QUERY, SMALL, build, evaluate, log, make_rng, recall, show, train
 from torch import Tensor
+from trained_claims.attention_patterns import LENGTH, LETTERS, START, echo_batches, library_scores, trained_echo
+from trained_claims.experiment import evaluate, log, make_rng
+from trained_claims.recall import recall, trained_attention
 
 import glasshouse as gh
-from glasshouse.data import Batch, builtin_dataset
+from glasshouse.data import Batch
 from glasshouse.inspection import HeadScores, ablation_effects, activation_patching, path_patching
 from glasshouse.models import Model
 
@@ -30,6 +31,10 @@ from glasshouse.models import Model
 # over queries; or, for a broad head, an entropy near that of uniform attention. The uniform baseline is printed.
 THRESHOLDS = {"previous": 0.25, "first": 0.25, "induction": 0.25, "marked": 0.25, "normalized_entropy": 0.7}
 PAIRS = 16  # of clean and corrupted texts
+
+
+def show(name: str, **metrics: object) -> None:
+    print(f"{name}: {', '.join(f'{key} {value}' for key, value in metrics.items())}", flush=True)
 
 
 def format_values(values: Tensor) -> str:
@@ -52,9 +57,7 @@ def report_heads(label: str, scores: HeadScores, names: dict[str, str]) -> None:
 def run_recall() -> None:
     context = 128
     for seed in range(3):
-        shape = SMALL | {"n_layers": 1, "max_len": context}
-        model = build(seed, kind="decoder", vocab_size=QUERY + 1, position="rotary", **shape)
-        train(model, recall(context, 32), 800, 3e-3, seed=seed)
+        model = trained_attention(seed, 800, context)
         batch = recall(context, 256)(make_rng(10**6))
         position = (batch.ids >= LETTERS).float().argmax(1)
         with torch.no_grad(), gh.record(model, "pattern.0[query=-1]") as recording:
@@ -96,27 +99,9 @@ def other_capital(batch: Batch, row: int, position: int) -> Tensor:
 # Echo: repeated random letters
 
 
-START, LENGTH = LETTERS, 64
-
-
-def echo_batches(rows: int) -> Callable[[torch.Generator], Batch]:
-    """Sample a start token and a repeated string of random letters; the first occurrence carries no loss."""
-
-    def sample(rng: torch.Generator) -> Batch:
-        period = int(torch.randint(LENGTH // 4, LENGTH // 2 + 1, (1,), generator=rng))
-        once = torch.randint(LETTERS, (rows, period), generator=rng)
-        ids = torch.cat([torch.full((rows, 1), START), once.repeat(1, LENGTH // period + 1)], 1)[:, : LENGTH + 1]
-        loss_mask = torch.zeros(rows, LENGTH, dtype=torch.bool)
-        loss_mask[:, period + 1 :] = True
-        return Batch(ids[:, :-1], ids[:, 1:], loss_mask)
-
-    return sample
-
-
 def echo() -> None:
     for seed in range(3):
-        model = build(seed, kind="decoder", vocab_size=LETTERS + 1, position="rotary", **SMALL)
-        train(model, echo_batches(32), 1500, 3e-3, seed=seed)
+        model = trained_echo(seed)
         accuracy = evaluate(model, [echo_batches(64)(make_rng(10**6))])["accuracy"]
         ids = torch.cat(
             [torch.full((64, 1), START), gh.inspection.repeated_tokens(LETTERS, LENGTH // 2 - 1, rows=64)], 1
@@ -202,15 +187,8 @@ def trace_patches(
 
 
 def library() -> None:
-    with tempfile.TemporaryDirectory() as folder:
-        gh.train(gh.Run.load("stdlib", f"train.out={folder}/run"))
-        model, tok = gh.load(f"{folder}/run/model")
-    assert tok is not None
-    text = "\n".join(text for _, text in builtin_dataset("stdlib").items("validation"))
-    ids = torch.tensor(tok.encode(text)[: 16 * 256]).view(16, 256)
-    line_ends = torch.tensor([b"\n" in tok.decode_bytes([number]) for number in range(len(tok))])[ids]
-    scores = gh.head_scores(model, ids, marked=line_ends)
-    show("library", line_ends=f"{line_ends.float().mean():.3f} of the tokens")
+    scores, line_ends = library_scores()
+    show("library", line_ends=f"{line_ends:.3f} of the tokens")
     names = {"previous": "previous", "marked": "end of line", "first": "first", "normalized_entropy": "broad"}
     report_heads("library", scores, names)
     for layer in range(len(scores.normalized_entropy)):

@@ -6,7 +6,7 @@
 
 Clients are threads of a process of their own, each sends its next request when the last is answered, and nothing is
 streamed. There is no EOS token, so every system generates the same number of tokens. Systems take turns within a
-round, and each round has new prompts. Beside the load, /health is asked every 20 ms: its 99th percentile tells how
+round, and each round has new prompts. Beside the load, /health is asked every 0.1 s: its 99th percentile tells how
 long the event loop is held up. `transformers serve` takes part where its extra is installed
 (`pip install 'transformers[serving]'`), with continuous batching where it runs with that (not on every CPU).
 """
@@ -35,7 +35,7 @@ from glasshouse.serve import Limits, ServedModel, Server
 
 NAME = "model"
 OFF, ON = "serve", "serve --look"
-PROBE_PAUSE = 0.02  # seconds between two requests to /health
+PROBE_PAUSE = 0.1  # seconds between two requests to /health: seldom, as they take the cores of the engine
 
 
 # The client, in a process of its own

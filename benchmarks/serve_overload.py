@@ -14,6 +14,7 @@ import argparse
 import http.client
 import json
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -27,7 +28,7 @@ import torch
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
 
-NEW = 32  # tokens of an answer
+NEW = range(24, 41)  # tokens of an answer: if all had the same, they would end together, and a round be a few waves
 
 
 def clients(port: int, count: int, seconds: float) -> None:
@@ -38,8 +39,10 @@ def clients(port: int, count: int, seconds: float) -> None:
 
     def work(number: int) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        body = {"model": "model", "prompt": f"for item {number} in", "max_tokens": NEW, "temperature": 0}
+        body = {"model": "model", "prompt": f"for item {number} in", "temperature": 0}
+        lengths = random.Random(number)
         while time.perf_counter() < end:
+            body["max_tokens"] = lengths.choice(NEW)
             asked = time.perf_counter()
             connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
             response = connection.getresponse()

@@ -28,6 +28,7 @@ from glasshouse.cli import generation as command
 from glasshouse.cli import stdin_prompts as by_line
 from glasshouse.cli import streaming
 from glasshouse.models.prompt import end_of_turn_ids
+from glasshouse.models.surgery import with_draft_heads
 
 TEXT = "to be or not to be, that is the question:\nwhether 'tis nobler in the mind to suffer the slings and arrows\n"
 PROMPT = "to be or not to be"
@@ -75,6 +76,7 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
         gh.save(model, tok, folder / name)
         models[name] = model.eval()
     gh.save(models["decoder"], None, folder / "wordless")
+    gh.save(with_draft_heads(models["decoder"], 2), tok, folder / "drafting")
     gh.save(copy.deepcopy(models["decoder"]).double(), tok, folder / "double")
     tok.save(folder / "plain")
     plain = gh.Tokenizer.load(folder / "plain")
@@ -210,7 +212,11 @@ def test_stop_takes_escapes_and_may_be_given_again(house: House, call: Call) -> 
 
 @pytest.mark.parametrize(
     ("words", "drafter"),
-    [(["--prompt-lookup"], gh.generation.PromptLookup), (["--draft-model", "small"], gh.generation.DraftModel)],
+    [
+        (["--prompt-lookup"], gh.generation.PromptLookup),
+        (["--draft-model", "small"], gh.generation.DraftModel),
+        (["--draft-heads"], gh.generation.DraftHeads),
+    ],
 )
 def test_drafts_change_nothing_but_the_speed(
     words: list[str],
@@ -224,7 +230,8 @@ def test_drafts_change_nothing_but_the_speed(
     monkeypatch.setattr(drafter, "propose", lambda self, *given: proposed.append(1) or real(self, *given))
     words = [house[word] if word in house.models else word for word in words]
     expected = house.generate("decoder", PROMPT)[0].text
-    assert call("generate", house["decoder"], PROMPT, *FEW, *words).out == expected + "\n"
+    model = house["drafting" if drafter is gh.generation.DraftHeads else "decoder"]  # the same weights
+    assert call("generate", model, PROMPT, *FEW, *words).out == expected + "\n"
     assert proposed
 
 
@@ -755,6 +762,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
             "--draft-model and --prompt-lookup were both given",
         ),
         (["decoder", "hi", "--draft-model", "seq2seq"], "the draft model is a Seq2Seq"),
+        (["decoder", "hi", "--draft-heads"], "the model has no draft heads; train them with train.objective"),
         (["double", "hi", "--int8"], "a weight is torch.float64 on cpu, but int8 needs float32 on the CPU"),
         (["decoder", "hi", "--int8", "--int4"], "--int8 and --int4 were both given; give one of them."),
         (["decoder", "hi", "--system", "x"], "--system was given without --chat; add --chat."),

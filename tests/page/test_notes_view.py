@@ -74,6 +74,23 @@ def test_every_card_is_drawn_on_other_models(kind: str, request: pytest.FixtureR
         assert page.locator(f"#card-{number} .piece").count() > 0, number
 
 
+def test_large_type_fits_and_ends_with_the_view(bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, view="notes", text=TEXT)
+    size = "parseFloat(getComputedStyle(document.querySelector('.cardname')).fontSize)"
+    before = page.evaluate(size)
+    page.get_by_test_id("notes-large").click()
+    settle(page)
+    assert page.evaluate(size) > 1.4 * before
+    assert page.evaluate("location.hash").count("notes_large") == 1  # a link opens it so
+    for number in ("T3", "A6", "B6", "V1"):
+        card = open_card(page, number)
+        assert card.evaluate(CUT) == [], number
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280, number
+    page.evaluate("location.hash = '#attention'")
+    settle(page)
+    assert "large-type" not in (page.locator("html").get_attribute("class") or "")
+
+
 def test_numbers_are_those_of_a_recording(bundled: Trained, visit: Visit) -> None:
     model, tok = bundled
     ids = torch.tensor([tok.encode(TEXT)])

@@ -105,6 +105,30 @@ def test_a_slot_is_free_a_step_after_its_client_left(small: Server, stream: bool
     assert reasons["length"] == 0  # it did not simply run to its end
 
 
+def test_a_full_queue_says_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("glasshouse.serve.fair_queue.time.monotonic", lambda: now)
+    queue: FairQueue[Any] = FairQueue(limit=10)
+
+    def refused() -> str:
+        with pytest.raises(ApiError) as error:
+            queue.put([Item(key="a")])
+        assert f"try again in {error.value.headers['Retry-After']} s" in error.value.message
+        return error.value.headers["Retry-After"]
+
+    queue.put([Item(key="a") for _ in range(10)])
+    assert refused() == "1"  # nothing is known yet
+    for _ in range(4):  # a turn every half second
+        queue.pop()
+        now += 0.5
+    queue.put([Item(key="a") for _ in range(4)])
+    assert refused() == "5"
+    queue.put([Item(key="b") for _ in range(6)])
+    assert refused() == "8"  # those of other keys take turns as well
+    now += 1000
+    assert refused() == "60"
+
+
 def test_a_full_queue_is_answered_at_once(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     held = Held(small, monkeypatch)
     lane = small.api.runner.lanes["decoder"]

@@ -15,6 +15,16 @@ ORDER = ("text", "vectors", "attention", "block", "models", "training", "inspect
 
 
 @dataclass(frozen=True)
+class Threshold(Settings):
+    """What a figure must reach for its statement to hold."""
+
+    figure: str  # as the experiment names it
+    at_least: float | None = None
+    at_most: float | None = None
+    holds: bool = True  # False: the statement is not true at this size, and says so
+
+
+@dataclass(frozen=True)
 class Statement(Settings):
     """A statement of the notes, and what shows it true."""
 
@@ -27,6 +37,7 @@ class Statement(Settings):
     code: str  # module:name of what does it in this package
     line: str = ""  # the line of that which does it
     untrue: str = ""  # what the notes say and is not true as it stands
+    thresholds: tuple[Threshold, ...] = ()  # of the figures of `make claims`, where it needs training
 
 
 @dataclass(frozen=True)

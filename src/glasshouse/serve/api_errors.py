@@ -9,7 +9,7 @@ from starlette.responses import Response
 from glasshouse.config import JsonDict
 from glasshouse.page.serialization import to_json
 
-RETRY_AFTER = 1  # seconds; a slot is rarely taken for longer by what is left of a request
+RETRY_AFTER = 1  # seconds, where nothing is known
 
 
 class ApiError(Exception):
@@ -47,14 +47,14 @@ def json_response(answer: object, status: int = 200, headers: Mapping[str, str] 
     return Response(to_json(answer), status, dict(headers or {}), media_type="application/json")
 
 
-def queue_full(waiting: int) -> ApiError:
-    """Return the error of a request that would have to wait behind too many others."""
+def queue_full(waiting: int, seconds: int = RETRY_AFTER) -> ApiError:
+    """Return the error of a request that would have to wait behind too many others, who take this many seconds."""
     return ApiError(
-        f"{waiting} requests of this key are waiting, which is the limit; try again in a moment.",
+        f"{waiting} requests of this key are waiting, which is the limit; try again in {seconds} s.",
         429,
         kind="rate_limit_error",
         code="rate_limit_exceeded",
-        headers={"Retry-After": str(RETRY_AFTER)},
+        headers={"Retry-After": str(seconds)},
     )
 
 

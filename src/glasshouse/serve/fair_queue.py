@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import math
+import time
 from collections import deque
 from collections.abc import Sequence
 from typing import Generic, Protocol, TypeVar
 
-from glasshouse.serve.api_errors import queue_full
+from glasshouse.serve.api_errors import RETRY_AFTER, queue_full
+
+TURNS = 32  # the last ones, which tell how long a turn takes
+LONGEST_WAIT = 60  # seconds that a client is told to wait
 
 
 class HasKey(Protocol):
@@ -32,6 +37,7 @@ class FairQueue(Generic[T]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._by_key: dict[str, deque[T]] = {}  # in the order of their turns; none is empty
+        self._taken: deque[float] = deque(maxlen=TURNS)  # when items were taken
 
     def __len__(self) -> int:
         return sum(map(len, list(self._by_key.values())))
@@ -41,7 +47,7 @@ class FairQueue(Generic[T]):
         if items:
             waiting = self._by_key.get(items[0].key, deque())
             if len(waiting) + len(items) > self.limit:
-                raise queue_full(len(waiting))
+                raise queue_full(len(waiting), self.seconds_until_empty())
             waiting.extend(items)
             self._by_key[items[0].key] = waiting
 
@@ -50,9 +56,17 @@ class FairQueue(Generic[T]):
         key, waiting = next(iter(self._by_key.items()))
         del self._by_key[key]
         item = waiting.popleft()
+        self._taken.append(time.monotonic())
         if waiting:
             self._by_key[key] = waiting  # to the end
         return item
+
+    def seconds_until_empty(self) -> int:
+        """Return how long what waits will take at the pace of the last turns, within 1 and 60 seconds."""
+        if len(self._taken) < 2:
+            return RETRY_AFTER
+        pace = (time.monotonic() - self._taken[0]) / len(self._taken)
+        return max(RETRY_AFTER, min(LONGEST_WAIT, math.ceil(pace * len(self))))
 
     def remove(self, item: T) -> bool:
         """Remove an item; return whether it was waiting."""

@@ -17,7 +17,7 @@ from glasshouse.errors import InputError
 from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.notes import attention, block, embedding, heads, inspection, models, positions, text
-from glasshouse.page.notes.figure import Scene
+from glasshouse.page.notes.figure import Scene, lines
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View
 
@@ -70,7 +70,8 @@ def _card(part: notes.Part, one: notes.Statement) -> JsonDict:
             for name in ("number", "title", "says", "untrue", "shown_by", "measured", "try_it")
         },
         "code": {"path": path, "line": line, "name": one.code.partition(":")[2], "text": one.line},
-        "measured_table": measured_table(part, one.number),
+        "measured_pieces": list(filter(None, (measured_lines(one.number), measured_table(part, one.number)))),
+        "verdicts": claimed(one),
         "figure": None
         if figure is None
         else {"reads": list(figure.reads), "control": None if figure.control is None else asdict(figure.control)},
@@ -108,6 +109,21 @@ def measured_table(part: notes.Part, number: str) -> JsonDict | None:
             )
             return {"kind": "table", "title": caption, "head": head, "rows": body}
     return None
+
+
+def measured_lines(number: str) -> JsonDict | None:
+    """Return the curves that `make claims` measured last for a statement; None if there are none."""
+    found = notes.measurements().get(number)
+    if found is None or not found.curves:
+        return None
+    series = [(name, *zip(*points, strict=True)) for name, points in found.curves.items()]
+    return lines(f"measured by make claims, {found.on}", found.along, series)
+
+
+def claimed(one: notes.Statement) -> JsonDict | None:
+    """Return the figures that `make claims` compared with thresholds last, and when; None if there are none."""
+    found = notes.measurements().get(one.number)
+    return found and {"on": found.on, "figures": [str(each) for each in notes.verdicts(one, found.figures)]}
 
 
 @dataclass(frozen=True)

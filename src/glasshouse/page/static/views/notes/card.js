@@ -43,11 +43,12 @@ export class Card {
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,
       h("dl", { class: "sources" },
-        given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured), given.figure && given.measured_table ? h("details", {}, h("summary", {}, "the measured table"), draw(given.measured_table)) : null)] : null,
+        given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured), given.figure && given.measured_pieces.length ? h("details", {}, h("summary", {}, "the measured figures"), given.measured_pieces.map(draw)) : null)] : null,
+        given.verdicts ? [h("dt", {}, `make claims, ${given.verdicts.on}`), h("dd", { data: { testid: "verdicts" } }, h("ul", {}, given.verdicts.figures.map((one) => h("li", {}, one))))] : null,
         h("dt", {}, "Check"), h("dd", {}, inline(given.shown_by)),
         h("dt", {}, "Code"), h("dd", {}, h("code", {}, `${given.code.path}:${given.code.line}`), ` ${given.code.name}`, given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null),
         h("dt", {}, "Link"), h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`))));
-    if (!given.figure && given.measured_table) this.fill([given.measured_table]);
+    if (!given.figure) this.fill(given.measured_pieces);
   }
 
   moved(value) {

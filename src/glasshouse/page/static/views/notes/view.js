@@ -15,13 +15,15 @@ class Notes {
     this.cards = null;
     this.examples = h("div", { class: "controls examples", role: "group", "aria-label": "examples of the notes" });
     this.all = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "notes-all" }, on: { click: () => context.set({ notes_all: context.state.notes_all ? undefined : 1 }) } }, "Open all cards");
+    this.large = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "notes-large" }, on: { click: () => context.set({ notes_large: context.state.notes_large ? undefined : 1 }) } }, "Large type");
     this.index = h("nav", { class: "index", "aria-label": "cards" });
     this.list = h("div", { class: "lectures", on: { keydown: (event) => this.walk(event) } });
     root.classList.add("notes");
-    root.append(panel("The notes, live", "Every statement of the lectures on a card: a figure computed on this model, something to play with, the check that holds it, and the line of code that does it. Token, layer and head are selected above.", this.examples, this.index, h("div", { class: "controls" }, this.all)), this.list);
+    root.append(panel("The notes, live", "Every statement of the lectures on a card: a figure computed on this model, something to play with, the check that holds it, and the line of code that does it. Token, layer and head are selected above.", this.examples, this.index, h("div", { class: "controls" }, this.all, this.large)), this.list);
   }
 
   close() {
+    document.documentElement.classList.remove("large-type");
     for (const card of this.cards?.values() ?? []) card.clear();
   }
 
@@ -65,6 +67,8 @@ class Notes {
     const every = Boolean(state.notes_all);
     this.all.setAttribute("aria-pressed", every);
     put(this.all, every ? "Close all but one" : "Open all cards");
+    this.large.setAttribute("aria-pressed", Boolean(state.notes_large));
+    document.documentElement.classList.toggle("large-type", Boolean(state.notes_large)); // for a projector
     for (const [number, card] of this.cards) {
       const isOpen = every || number === this.current;
       if (isOpen !== card.node.classList.contains("open")) card.show(isOpen);

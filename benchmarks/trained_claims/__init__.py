@@ -1,0 +1,1 @@
+"""Experiments behind statements that need training: benchmarks/claims.py runs them whole, tests/claims in small."""

@@ -1,0 +1,125 @@
+"""P6, how large position embeddings are beside token embeddings; P9, naive positions at twice the trained length."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import glasshouse as gh
+from glasshouse.models import Model
+from trained_claims.experiment import (
+    SMALL,
+    Result,
+    build,
+    evaluate,
+    library,
+    log,
+    make_rng,
+    sequences,
+    train,
+    validation,
+)
+
+LETTERS = 26
+
+
+def position_norms(seeds: int = 3, steps: int = 300, width: int = 128) -> Result:
+    """Measure the norm of the position embedding relative to the token embedding, before and after training."""
+    at_first, trained, losses = [], [], []
+    for seed in range(seeds):
+        choices = {"position": "sinusoidal", "embed_scale": True, "init": "xavier"}
+        model = build(seed, kind="decoder", vocab_size=256, **choices, **(SMALL | {"d_model": width}))
+        at_first.append(norm_ratio(model))
+        train(model, sequences(library("train"), 32, 64), steps, 1e-3, seed=seed)
+        trained.append(norm_ratio(model))
+        losses.append(evaluate(model, validation(64))["loss"])
+        log(f"P6: seed {seed}, {at_first[-1]:.3f} at initialisation, {trained[-1]:.3f} trained")
+    result = Result()
+    result.add("|position| / |token| at initialisation", at_first)
+    result.add("|position| / |token| trained", trained)
+    result.add("loss, nats per byte", losses)
+    return result
+
+
+@torch.no_grad()
+def norm_ratio(model: Model) -> float:
+    """Return |position embedding| / |token embedding|, the mean over validation text."""
+    (batch,) = validation(64, 1)
+    tokens = model.token_embedding(batch.ids)
+    positions = torch.arange(batch.ids.shape[1]).expand_as(batch.ids)
+    both = model.stack.position.embed(tokens, positions)
+    return float(((both - tokens).norm(dim=-1) / tokens.norm(dim=-1)).mean())
+
+
+# Codes of the positions of a sequence, [S, D]
+
+
+def sinusoids(length: int, width: int) -> Tensor:
+    return gh.layers.position.SinusoidalPosition(width).encodings(torch.arange(length))
+
+
+def constant(length: int, width: int) -> Tensor:
+    return torch.arange(length).float()[:, None].expand(length, width)
+
+
+def share(length: int, width: int) -> Tensor:
+    return constant(length, width) / length
+
+
+CODES: dict[str, Callable[[int, int], Tensor]] = {"sinusoids": sinusoids, "t": constant, "t / length": share}
+
+
+class Reader(nn.Module):
+    """An encoder without positions of its own: a code is added to its embeddings."""
+
+    def __init__(self, code: Callable[[int, int], Tensor], seed: int, width: int = 64) -> None:
+        super().__init__()
+        self.code, self.width = code, width
+        torch.manual_seed(seed)
+        self.embedding = nn.Embedding(LETTERS, width)
+        layer = nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, norm=nn.LayerNorm(width), enable_nested_tensor=False)
+        self.head = nn.Linear(width, LETTERS)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        x = self.embedding(ids) + self.code(ids.shape[1], self.width)
+        return self.head(self.encoder(x))
+
+
+def naive_positions(seeds: int = 3, steps: int = 400, length: int = 16) -> Result:
+    """Train to tell the letter before each one, and read texts of twice the length.
+
+    Attention is not causal, so that the code alone tells which letter is before which.
+    """
+    result = Result()
+    for name, code in CODES.items():
+        at_length, at_twice = [], []
+        for seed in range(seeds):
+            model, rng = Reader(code, seed), make_rng(seed)
+            optimizer = torch.optim.Adam(model.parameters(), lr=2e-3)
+            for _ in range(steps):
+                loss = loss_before(model, torch.randint(LETTERS, (32, length), generator=rng))
+                optimizer.zero_grad()
+                loss.backward()
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+            with torch.no_grad():
+                for found, tried in ((at_length, length), (at_twice, 2 * length)):
+                    ids = torch.randint(LETTERS, (256, tried), generator=make_rng(10**6))
+                    found.append(float(loss_before(model, ids)))
+            log(f"P9: {name}, seed {seed}, loss {at_length[-1]:.3f}, at twice the length {at_twice[-1]:.3f}")
+        result.add(f"{name}: loss at the trained length", at_length)
+        result.add(f"{name}: loss at twice the length", at_twice)
+    best = min(result.figures[f"{name}: loss at twice the length"] for name in ("t", "t / length"))
+    result.figures["the better naive code's loss - the sinusoids', at twice the length"] = (
+        best - result.figures["sinusoids: loss at twice the length"]
+    )
+    return result
+
+
+def loss_before(model: nn.Module, ids: Tensor) -> Tensor:
+    """Return the loss of the letter before each one."""
+    return F.cross_entropy(model(ids)[:, 1:].flatten(0, 1), ids[:, :-1].flatten())
