@@ -58,16 +58,17 @@ def run(part: str) -> Result:
     """Run an experiment, in a process of its own."""
     torch.set_num_threads(1)  # models this small gain nothing from more
     start = time.perf_counter()
-    result = EXPERIMENTS[part][0]()
+    result = EXPERIMENTS[part][0]().rounded()
     log(f"{part} took {time.perf_counter() - start:.0f} s")
     return result
 
 
-def test_outcomes(jobs: int) -> dict[str, Counter[str]]:
+def test_outcomes(jobs: int, quick: bool) -> dict[str, Counter[str]]:
     """Run tests/claims; return how many tests of each statement passed and failed."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         command = [sys.executable, "-m", "pytest", "-n", str(jobs), "tests/claims", f"--junitxml={report}"]
+        command += ["-m", "not slow and not long" if quick else "not long"]
         subprocess.run(command, cwd=ROOT, check=False, stdout=sys.stderr)
         cases = ElementTree.parse(report).iter("testcase")
         found: dict[str, Counter[str]] = defaultdict(Counter)
@@ -84,9 +85,10 @@ def main() -> None:
     parser.add_argument("--parts", nargs="*", choices=EXPERIMENTS, default=[*EXPERIMENTS], help="(default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--no-tests", action="store_true", help="do not run tests/claims")
+    parser.add_argument("--quick", action="store_true", help="leave out the tests that take seconds")
     parser.add_argument("--no-save", action="store_true", help="leave the saved figures as they are")
     args = parser.parse_args()
-    outcomes = {} if args.no_tests else test_outcomes(args.jobs)
+    outcomes = {} if args.no_tests else test_outcomes(args.jobs, args.quick)
     with ProcessPoolExecutor(args.jobs) as pool:
         results = dict(zip(args.parts, pool.map(run, args.parts), strict=True))
     measured = {number: results[part] for part in args.parts for number in EXPERIMENTS[part][1]}

@@ -39,6 +39,11 @@ class Result:
         if len(values) > 1:
             self.figures[f"{name}, standard deviation"] = statistics.stdev(values)
 
+    def rounded(self) -> Result:
+        """Return it with as many digits as are of interest."""
+        curves = {name: [(x, round(y, 5)) for x, y in points] for name, points in self.curves.items()}
+        return Result({name: round(value, 5) for name, value in self.figures.items()}, curves, self.along)
+
 
 def log(text: str) -> None:
     print(f"  {text}", file=sys.stderr, flush=True)

@@ -13,7 +13,7 @@ from trained_claims.experiment import SMALL, Result, build, evaluate, library, l
 ROWS, LENGTH = 16, 64
 
 
-def bits_per_byte(seeds: int = 3, flops: float = 3e12, vocabularies: tuple[int, ...] = (0, 512, 2048)) -> Result:
+def bits_per_byte(seeds: int = 3, flops: float = 8e11, vocabularies: tuple[int, ...] = (0, 512, 2048)) -> Result:
     """Train on the same number of FLOPs with each vocabulary; 0 stands for bytes."""
     text = bytes(library("train").numpy().tobytes()).decode()
     held_out = bytes(library("validation").numpy().tobytes())[: 64 * 1024].decode(errors="ignore")

@@ -30,9 +30,10 @@ def measurements() -> dict[str, Measurement]:
 
 
 def save(found: Mapping[str, Measurement]) -> None:
-    """Replace these measurements, and keep the others."""
-    kept = {number: asdict(one) for number, one in (measurements() | found).items()}
-    PATH.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+    """Replace these measurements, and keep the others; each is a line."""
+    kept = sorted((measurements() | found).items())
+    rows = ",\n".join(f"{json.dumps(number)}: {json.dumps(asdict(one), sort_keys=True)}" for number, one in kept)
+    PATH.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
 
 
 @dataclass(frozen=True)
