@@ -69,7 +69,7 @@ def attention_recall(seeds: int, steps: int, context: int) -> Result:
         each.append(accuracy)
         log(f"M7: seed {seed}, worst accuracy {worst[-1]:.4f}")
     result.figures["accuracy at the worst distance of any seed"] = min(worst)
-    result.curves["attention"] = mean_by_distance(each)
+    result.curves["accuracy of attention"] = mean_by_distance(each)
     return result
 
 
@@ -120,7 +120,7 @@ def lstm_recall(seeds: int, steps: int, context: int) -> Result:
         )
     n_lstm = sum(one.numel() for one in model.parameters())
     result.figures["parameters of the LSTM / of the attention model"] = n_lstm / n_attention
-    result.curves["LSTM"] = mean_by_distance(each)
+    result.curves["accuracy of the LSTM"] = mean_by_distance(each)
     return result
 
 
