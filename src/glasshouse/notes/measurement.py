@@ -31,7 +31,7 @@ def measurements() -> dict[str, Measurement]:
 
 def save(found: Mapping[str, Measurement]) -> None:
     """Replace these measurements, and keep the others; each is a line."""
-    kept = sorted((measurements() | found).items())
+    kept = sorted({**measurements(), **found}.items())
     rows = ",\n".join(f"{json.dumps(number)}: {json.dumps(asdict(one), sort_keys=True)}" for number, one in kept)
     PATH.write_text(f"{{\n{rows}\n}}\n", encoding="utf-8")
 

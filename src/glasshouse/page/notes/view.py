@@ -116,14 +116,16 @@ def measured_lines(number: str) -> JsonDict | None:
     found = notes.measurements().get(number)
     if found is None or not found.curves:
         return None
-    series = [(name, *zip(*points, strict=True)) for name, points in found.curves.items()]
+    series = [(name, [x for x, _ in points], [y for _, y in points]) for name, points in found.curves.items()]
     return lines(f"measured by make claims, {found.on}", found.along, series)
 
 
 def claimed(one: notes.Statement) -> JsonDict | None:
     """Return the figures that `make claims` compared with thresholds last, and when; None if there are none."""
     found = notes.measurements().get(one.number)
-    return found and {"on": found.on, "figures": [str(each) for each in notes.verdicts(one, found.figures)]}
+    if found is None:
+        return None
+    return {"on": found.on, "figures": [str(each) for each in notes.verdicts(one, found.figures)]}
 
 
 @dataclass(frozen=True)
