@@ -195,5 +195,5 @@ VIEW = View(
         "note_figure": Endpoint(NoteFigure, note_figure),
     },
     initial_requests=initial_requests,
-    state_keys=("all", "card", "value"),
+    state_keys=("all", "card", "large", "value"),
 )
