@@ -64,11 +64,9 @@ def echo_patterns(seeds: int = 3, steps: int = 1500) -> Result:
 
 def library_scores() -> tuple[gh.inspection.HeadScores, float]:
     """Train the recipe `stdlib` as `glasshouse train` does; return its heads' scores, and the share of line ends."""
-    threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
         gh.train(gh.Run.load("stdlib", f"train.out={folder}/run"))
         model, tok = gh.load(f"{folder}/run/model")
-    torch.set_num_threads(threads)
     assert tok is not None
     text = "\n".join(text for _, text in builtin_dataset("stdlib").items("validation"))
     ids = torch.tensor(tok.encode(text)[: 16 * 256]).view(16, 256)

@@ -127,6 +127,11 @@ def test_a_full_queue_says_how_long_it_will_take(monkeypatch: pytest.MonkeyPatch
     assert refused() == "8"  # those of other keys take turns as well
     now += 1000
     assert refused() == "60"
+    while len(queue):
+        queue.pop()
+    now += 1000  # idle
+    queue.put([Item(key="a") for _ in range(10)])
+    assert refused() == "1"
 
 
 def test_a_full_queue_is_answered_at_once(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,7 +37,7 @@ class FairQueue(Generic[T]):
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self._by_key: dict[str, deque[T]] = {}  # in the order of their turns; none is empty
-        self._taken: deque[float] = deque(maxlen=TURNS)  # when items were taken
+        self._taken: deque[float] = deque(maxlen=TURNS)  # when items were taken, since it was last empty
 
     def __len__(self) -> int:
         return sum(map(len, list(self._by_key.values())))
@@ -48,6 +48,8 @@ class FairQueue(Generic[T]):
             waiting = self._by_key.get(items[0].key, deque())
             if len(waiting) + len(items) > self.limit:
                 raise queue_full(len(waiting), self.seconds_until_empty())
+            if not self._by_key:
+                self._taken.clear()  # an idle hour says nothing of the pace
             waiting.extend(items)
             self._by_key[items[0].key] = waiting
 
