@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -61,6 +63,22 @@ def test_as_one_operation_it_computes_the_same(
     for one, other in zip(module._compute_as_one(*inputs), module._compute(*inputs), strict=True):
         assert torch.equal(one, other)
     torch.library.opcheck(module._compute_as_one, inputs)  # shapes and strides as registered, nothing overwritten
+
+
+def test_the_logits_of_one_chunk_at_a_time_are_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CHUNK_LOGITS", 4 * 128)
+    compute, gradients = module.softmax_gradient, []
+
+    def observe(*inputs: Any) -> tuple[Tensor, Tensor]:  # noqa: ANN401
+        assert all(earlier() is None for earlier in gradients)
+        losses, gradient = compute(*inputs)
+        gradients.append(weakref.ref(gradient))
+        return losses, gradient
+
+    monkeypatch.setattr(module, "softmax_gradient", observe)
+    x, weight, _, targets = draw(128, bias=False)
+    linear_cross_entropy(x.requires_grad_(), weight.requires_grad_(), None, targets)
+    assert len(gradients) == 4  # of 13 rows
 
 
 def test_frozen_weights_get_no_gradient() -> None:

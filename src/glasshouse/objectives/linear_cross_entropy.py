@@ -97,6 +97,7 @@ def _compute(
             grads_x.append(gradient @ weight)
         if weight_needs_grad:
             grad_weight += gradient.T @ rows
+        del gradient  # else it is in memory beside the logits of the next chunk
     return loss, torch.cat(grads_x) if x_needs_grad else x.new_empty(0), grad_weight, grad_bias
 
 
