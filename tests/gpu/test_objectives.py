@@ -58,7 +58,7 @@ def test_a_run_is_nearly_that_of_the_cpu(kind: str, tmp_path: Path) -> None:
     losses, metrics = [], []
     for device, more in (("cpu", {"precision": "float32"}), ("cuda", {})):
         train: dict[str, Any] = {
-            **{"objective": {"kind": kind, **fields}, "steps": 24, "batch_tokens": 1024, "lr": 0.003},
+            **{"objective": {"kind": kind, **fields}, "steps": 24, "batch_tokens": 1024, "lr": 0.001},
             **{"eval_every": 24, "save_every": 24, "device": device, "out": str(tmp_path / device), **more},
         }
         table = {"model": {"preset": preset, "n_layers": 1, "dropout": 0.0}, "data": data, "train": train}
@@ -68,6 +68,7 @@ def test_a_run_is_nearly_that_of_the_cpu(kind: str, tmp_path: Path) -> None:
         metrics.append(result.report.metrics)
     assert len(losses[0]) == 24
     assert losses[0][-1] < 0.9 * losses[0][0]
-    assert losses[1] == pytest.approx(losses[0], rel=0.03)  # the tolerance of bfloat16 in test_training.py
+    tolerance = 0.03 * losses[0][0]  # as of bfloat16 in test_training.py; the loss of dpo falls to nearly zero
+    assert losses[1] == pytest.approx(losses[0], abs=tolerance)
     assert metrics[1].keys() == metrics[0].keys()
-    assert metrics[1]["loss"] == pytest.approx(metrics[0]["loss"], rel=0.03)
+    assert metrics[1]["loss"] == pytest.approx(metrics[0]["loss"], abs=tolerance)

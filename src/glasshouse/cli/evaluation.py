@@ -124,6 +124,8 @@ def evaluate(
     ):
         if kind is None and data and corpus.manifest.get("columns"):
             print(f"the data are of kind {described(corpus)}", file=sys.stderr)
+        if corpus.kind == "preferences":
+            print("without the reference of training: by the model's own log-probabilities", file=sys.stderr)
         on_train = (
             train_corpus is not None
             and corpus is not val_corpus
