@@ -27,9 +27,6 @@ from glasshouse.data import Batch
 from glasshouse.inspection import HeadScores, ablation_effects, activation_patching, path_patching
 from glasshouse.models import Model
 
-# The score above which a head counts as one of its type: a quarter of its attention on one kind of position, averaged
-# over queries; or, for a broad head, an entropy near that of uniform attention. The uniform baseline is printed.
-THRESHOLDS = {"previous": 0.25, "first": 0.25, "induction": 0.25, "marked": 0.25, "normalized_entropy": 0.7}
 PAIRS = 16  # of clean and corrupted texts
 
 
@@ -42,13 +39,12 @@ def format_values(values: Tensor) -> str:
 
 
 def report_heads(label: str, scores: HeadScores, names: dict[str, str]) -> None:
-    """Print the head with the highest value of each score, and whether it reaches the threshold."""
+    """Print the head with the highest value of each score, beside that of uniform attention."""
     for score, name in names.items():
         values = getattr(scores, score)
         layer, head = divmod(int(values.argmax()), values.shape[1])
-        found = "found" if values.max() >= THRESHOLDS[score] else "not found"
-        metrics = {"score": f"{values.max():.3f}", "uniform": f"{scores.uniform_baseline[score][layer]:.3f}"}
-        show(label, head=f"{name} {layer}.{head}", **metrics, threshold=THRESHOLDS[score], result=found)
+        uniform = scores.uniform_baseline[score][layer]
+        show(label, head=f"{name} {layer}.{head}", score=f"{values.max():.3f}", uniform=f"{uniform:.3f}")
 
 
 # Recall: the model of M7

@@ -1,6 +1,6 @@
 """Latency and memory of the page, on a GPT-2-small shape with random weights, in Chromium.
 
-    python benchmarks/page.py [--rounds 5] [--parts open head ablation lens scroll] [--long 4096] [--threads 2]
+    python benchmarks/page.py [--rounds 5] [--parts open head ablation lens scroll notes] [--long 4096] [--threads 2]
         [--chromium PATH]
 
 open: from navigation to the first paint and the tokens, and from a new text of 512 tokens to its first numbers,
@@ -9,6 +9,8 @@ head: from selecting another head to its map and its query-key view.
 ablation: from ablating a head to the new numbers, in the first and in the last layer, compared with one forward pass.
 lens: one window of the logit lens, and the server's memory meanwhile, compared with all logits.
 scroll: frame times while a long map is scrolled and zoomed, tiles fetched, and the server's memory.
+notes: from navigation to the first card with its figure, on the bundled python-3m; on the GPT-2-small shape, from
+opening each card to its figure, compared with one forward pass on the notes' text.
 
 All times are medians over the rounds with minimum and maximum; a frame is the time between two repaints. The server
 runs in its own process.
@@ -34,6 +36,7 @@ import torch
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import glasshouse as gh
+from glasshouse import notes
 
 LENGTH = 512
 # Acts on the page and returns the time until everything is drawn.
@@ -84,6 +87,9 @@ SCROLL = """async () => {
 }"""
 
 
+NOTES_TEXT = "Sarah was walking in the park with her cat, Alex. She was wearing a beautiful gold watch."
+
+
 def make_model(folder: Path) -> None:
     """Save a GPT-2-small shape with a long context, and a tokenizer trained on the standard library."""
     sources = [Path(json.__file__), Path(argparse.__file__), Path(subprocess.__file__), Path(tempfile.__file__)]
@@ -101,7 +107,7 @@ def text_of(tok: gh.Tokenizer, length: int, number: int = 0) -> str:
 
 
 @contextmanager
-def served(folder: Path, threads: int) -> Iterator[tuple[str, int]]:
+def served(folder: Path | str, threads: int) -> Iterator[tuple[str, int]]:
     """Serve a model with the command; yield its address and process id."""
     command = [sys.executable, "-c", "from glasshouse.cli import main; main()", "look", str(folder), "--no-browser"]
     environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
@@ -233,11 +239,35 @@ class Bench:
         print(f"server memory                      {before:8.0f} MiB before, {memory(self.pid, 'VmHWM'):.0f} peak")
         page.context.close()
 
+    def notes(self) -> None:
+        with served("python-3m", torch.get_num_threads()) as (address, _):
+            first = []
+            for _ in range(self.rounds):
+                page = self.browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
+                page.goto(f"{address}#notes/T1")
+                page.wait_for_selector(".card.open .figure-box .piece")
+                first.append(page.evaluate("performance.now()"))
+                page.context.close()
+        print(f"first card of the notes, python-3m {summary(first)}    target: 1,000 ms")
+        one = self.forward(len(self.tok.encode(NOTES_TEXT)))
+        page = self.page(text=NOTES_TEXT, view="notes")
+        page.evaluate(UNTIL_DRAWN, {"hash": "notes/V3"})
+        times = {}
+        for statement in (card for part in notes.parts() for card in part.statements):
+            drawn = page.evaluate(UNTIL_DRAWN, {"hash": f"notes/{statement.number}"})
+            times[statement.number] = drawn / statistics.median(one)
+        within = sum(ratio <= 3 for ratio in times.values())
+        print(f"one forward pass, the notes' text   {summary(one)}")
+        print(f"cards drawn within 3 of them       {within} of {len(times)}; the slowest, in forward passes:")
+        slowest = sorted(times.items(), key=lambda item: -item[1])[:10]
+        print("  " + ", ".join(f"{number} {ratio:.1f}" for number, ratio in slowest))
+        page.context.close()
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--parts", nargs="+", default=["open", "head", "ablation", "lens", "scroll"])
+    parser.add_argument("--parts", nargs="+", default=["open", "head", "ablation", "lens", "scroll", "notes"])
     parser.add_argument("--long", type=int, default=4096, help="tokens of the scrolled map")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--chromium", default=shutil.which("chromium"))

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
+from glasshouse.layers.feedforward import GatedFeedForward
 from glasshouse.layers.norm import LayerNorm
 from glasshouse.layers.residual import PostNorm, PreNorm
 from glasshouse.page.notes.figure import (
@@ -105,7 +106,9 @@ def feedforward(scene: Scene) -> list[JsonDict]:
     out, recorded = layer.down(hidden.to(layer.down.weight.dtype)).float(), scene.site("ffn_out")
     s = scene.model.spec
     shown = hidden[: 4 * WIDE].view(-1, WIDE) if len(hidden) >= 4 * WIDE else hidden[None]
+    gated = [sentence("Gated: act(x gate) * (x up), with a third matrix, takes the place of ReLU(x up).")]
     return [
+        *(gated if isinstance(layer, GatedFeedForward) else []),
         shapes(
             ("x", [1, s.d_model]), ("up", [s.d_model, s.d_ff]), ("down", [s.d_ff, s.d_model]), ("y", [1, s.d_model])
         ),

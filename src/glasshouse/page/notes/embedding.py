@@ -157,7 +157,7 @@ def norm_ratio(scene: Scene) -> list[JsonDict]:
     return [
         *why,
         facts(
-            ("mean of |position| / |token|", float(ratio.mean())),
+            ("mean of |position| / |token|, over this text", float(ratio.mean())),
             ("at the start, by arithmetic", math.sqrt(1 / 2)),
             ("width before", token.shape[1]),
             ("width after", (token + place).shape[1]),
@@ -190,7 +190,7 @@ def survival(scene: Scene) -> list[JsonDict]:
     return [
         *why,
         facts(
-            ("|position| / |token|", ratio),
+            ("|position| / |token|, over the vocabulary", ratio),
             ("nearest token is the token itself", f"{100 * sum(lost) / len(lost):.1f}%"),
             ("of so many tokens", known),
         ),

@@ -214,7 +214,7 @@ def cache_size(scene: Scene) -> list[JsonDict]:
         facts(
             ("this model has", f"{s.n_kv_heads} of {s.n_heads}"),
             ("bytes a token", s.n_kv_heads * per_head),
-            ("smaller than multi-head by", s.n_heads / s.n_kv_heads),
+            ("times smaller than multi-head", s.n_heads / s.n_kv_heads),
         ),
         sentence("In 16-bit numbers: 2 (key and value) x 2 bytes x layers x key-value heads x d_head."),
     ]
@@ -275,7 +275,7 @@ FIGURES = {
     "A9": Figure(causality, ("pass",), Control("token to replace", 3, 0, LIMIT - 1)),
     "A10": Figure(cross_attention, ("pass", "layer", "head")),
     "A11": Figure(head_types, ("pass",)),
-    "A12": Figure(groups, ("pass",), Control("key-value heads: one to all", 1, 0, 3)),
+    "A12": Figure(groups, ("pass",), Control("from multi-query (0) towards multi-head", 1, 0, 3)),
     "A13": Figure(cache_size, ("pass",), Control("tokens", 1024, 1, 8192)),
     "A15": Figure(own_score, ("pass",), Control("the first", 1, 1, 5)),
     "A16": Figure(sharing, ("pass", "layer")),

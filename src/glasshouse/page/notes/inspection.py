@@ -96,6 +96,10 @@ def logit_attribution(scene: Scene) -> list[JsonDict]:
         *why,
         bars(f"what pushes the logit of “{found['token']['text']}” up or down", [*strongest, ("all others", rest)]),
         facts(("sum of all parts", total), ("the logit", found["logit"]), ("parts", len(parts))),
+        sentence(
+            "The parts are heads, feed-forward layers, the embedding and the biases, divided as the final norm "
+            "divided their sum."
+        ),
     ]
 
 

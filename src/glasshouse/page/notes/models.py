@@ -210,7 +210,7 @@ def parallel_training(scene: Scene) -> list[JsonDict]:
             "loss at each token, in nats", "token", [("one pass", places, one), (f"{count} prefixes", places, many)]
         ),
         facts(
-            ("tokens", count),
+            ("tokens, at most 23", count),
             ("mean loss, one pass", sum(one) / count),
             ("largest difference", max(abs(a - b) for a, b in zip(one, many, strict=True))),
         ),
@@ -239,7 +239,10 @@ def recurrence(scene: Scene) -> list[JsonDict]:
     return [
         sentence("As initialised, of width 32: how much the last output depends on a token so far back."),
         lines("norm of the gradient by distance", "distance", curves, log=True),
-        facts(("numbers in the LSTM's state", 2 * width), ("keys and values that attention has", 2 * width * length)),
+        facts(
+            ("numbers in the LSTM's state, twice its width at any length", 2 * width),
+            ("keys and values that attention has", 2 * width * length),
+        ),
     ]
 
 
