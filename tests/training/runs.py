@@ -46,11 +46,21 @@ def table(data_folder: Path, kind: str = "decoder", out: str = "run", **choices:
         "data": {**source, "seq_len": 16, "vocab_size": 270, "val_fraction": 0.1},
         "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "grad_accum": 3, "lr": 0.01}
         | {
+            "probes": [],  # which, with the samples, take a quarter of the time
+            "sample_prompts": 0,
             "schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))},
             "out": str(data_folder / out),
             **choices,
         },
     }
+
+
+def logged_table(data_folder: Path, kind: str = "decoder", out: str = "run", **choices: Any) -> dict[str, Any]:  # noqa: ANN401
+    """Return settings with the probes and samples that a run has by default."""
+    settings = table(data_folder, kind, out, **choices)
+    for name in {"probes", "sample_prompts"} - choices.keys():
+        del settings["train"][name]
+    return settings
 
 
 def losses(data_folder: Path, out: str = "run") -> dict[int, float]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import KINDS, RecordingReporter, assert_same, killed, losses, table, write_data
+from runs import KINDS, RecordingReporter, assert_same, killed, logged_table, losses, write_data
 
 import glasshouse as gh
 from glasshouse.data import Batch
@@ -257,8 +257,8 @@ PLAIN, CHECKPOINTING = {}, {"activation_checkpointing": True, "ema": 0.9}
     ],
 )
 def test_training_is_the_same_with_and_without_probes(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, kind, keep_checkpoints=100, **choices)))
-    train(Run.from_dict(table(data_folder, kind, "without", probes=[], **choices)))
+    train(Run.from_dict(logged_table(data_folder, kind, keep_checkpoints=100, **choices)))
+    train(Run.from_dict(logged_table(data_folder, kind, "without", probes=[], **choices)))
     assert_same(data_folder, "run", "without")
     assert not (data_folder / "without" / "probes.jsonl").exists()
     assert steps(data_folder) == [0, *checkpoints(data_folder)]
@@ -270,7 +270,7 @@ def test_training_is_the_same_with_and_without_probes(kind: str, choices: dict[s
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_probes_equal_the_inspection_tools_on_checkpoints(kind: str, data_folder: Path) -> None:
-    settings = table(data_folder, kind, keep_checkpoints=100, ema=0.9)  # probes use the weights, not their EMA
+    settings = logged_table(data_folder, kind, keep_checkpoints=100, ema=0.9)  # probes use the weights, not their EMA
     result = train(Run.from_dict(settings))
     lines = {line["step"]: line for line in read(data_folder)}
     for step in (3, 12):
@@ -282,7 +282,7 @@ def test_probes_equal_the_inspection_tools_on_checkpoints(kind: str, data_folder
 
 
 def test_last_logit_lens_loss_is_the_validation_loss(data_folder: Path) -> None:
-    result = train(Run.from_dict(table(data_folder)))
+    result = train(Run.from_dict(logged_table(data_folder)))
     batch = make_dataset(result.model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
     assert read(data_folder)[-1]["logit_lens"][-1] == pytest.approx(
         evaluate_batch(result.model, batch).metrics()["loss"], rel=1e-5
@@ -290,9 +290,9 @@ def test_last_logit_lens_loss_is_the_validation_loss(data_folder: Path) -> None:
 
 
 def test_lora_is_included(data_folder: Path) -> None:
-    base = train(Run.from_dict(table(data_folder, out="base")))
+    base = train(Run.from_dict(logged_table(data_folder, out="base")))
     settings = begins_from(
-        table(data_folder, lora={"rank": 2, "dropout": 0.2}, lr=0.05), data_folder / "base" / "model"
+        logged_table(data_folder, lora={"rank": 2, "dropout": 0.2}, lr=0.05), data_folder / "base" / "model"
     )
     result = train(Run.from_dict(settings))
     assert_like(read(data_folder)[0], tools(base.model, base))
@@ -302,9 +302,11 @@ def test_lora_is_included(data_folder: Path) -> None:
 
 
 def test_classifiers_have_no_logit_lens(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, "encoder", out="base", steps=1)))
+    train(Run.from_dict(logged_table(data_folder, "encoder", out="base", steps=1)))
     data = {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
-    result = train(Run.from_dict(begins_from(table(data_folder, "encoder"), data_folder / "base" / "model", **data)))
+    result = train(
+        Run.from_dict(begins_from(logged_table(data_folder, "encoder"), data_folder / "base" / "model", **data))
+    )
     assert_like(read(data_folder)[-1], tools(result.model, result))
     assert list(read(data_folder)[-1]) == ["step", "entropy", "resid_norms"]
     with pytest.raises(
@@ -313,29 +315,31 @@ def test_classifiers_have_no_logit_lens(data_folder: Path) -> None:
     ):
         train(
             Run.from_dict(
-                begins_from(table(data_folder, out="no", probes="logit_lens"), data_folder / "base" / "model", **data)
+                begins_from(
+                    logged_table(data_folder, out="no", probes="logit_lens"), data_folder / "base" / "model", **data
+                )
             )
         )
 
 
 def test_probes_can_be_chosen_and_changed_on_resume(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, probes=["resid_norms", "induction"], steps=3)))
+    train(Run.from_dict(logged_table(data_folder, probes=["resid_norms", "induction"], steps=3)))
     assert [list(line) for line in read(data_folder)] == [["step", "resid_norms", "induction"]] * 2
     before = read(data_folder)
-    train(Run.from_dict(table(data_folder, probes=["logit_lens"], steps=3)))  # does not change training
+    train(Run.from_dict(logged_table(data_folder, probes=["logit_lens"], steps=3)))  # does not change training
     assert read(data_folder) == before
 
 
 def test_unknown_names_are_refused(data_folder: Path) -> None:
     with pytest.raises(ConfigError) as error:
-        Run.from_dict(table(data_folder, probes=["entrpy"]))
+        Run.from_dict(logged_table(data_folder, probes=["entrpy"]))
     assert str(error.value) == "train.probes has 'entrpy', which is unknown; did you mean entropy?"
     for kind in ("encoder", "seq2seq"):
         message = rf"train\.probes has 'induction', but it needs a decoder, and the model is of kind {kind}"
         with pytest.raises(InputError, match=message):
-            train(Run.from_dict(table(data_folder, kind, probes=["resid_norms", "induction"])))
+            train(Run.from_dict(logged_table(data_folder, kind, probes=["resid_norms", "induction"])))
     for choice in ({}, {"probes": []}, {"probes": ["logit_lens"]}):
-        run = Run.from_dict(table(data_folder, **choice))
+        run = Run.from_dict(logged_table(data_folder, **choice))
         assert Run.from_dict(run.to_dict()) == run
 
 
@@ -347,13 +351,13 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     """The lines of a run that nothing happens to."""
     data_folder = tmp_path_factory.mktemp("unbroken")
     write_data(data_folder)
-    train(Run.from_dict(table(data_folder)))
+    train(Run.from_dict(logged_table(data_folder)))
     assert steps(data_folder) == sorted(set(steps(data_folder)))
     return (data_folder / "run" / "probes.jsonl").read_bytes()
 
 
 def test_killed_and_resumed_it_has_the_same_lines(data_folder: Path, unbroken: bytes) -> None:
-    settings = table(data_folder)
+    settings = logged_table(data_folder)
     killed(settings)
     assert steps(data_folder)[-1] < 12
     newest = checkpoints(data_folder)[-1]
@@ -365,7 +369,7 @@ def test_killed_and_resumed_it_has_the_same_lines(data_folder: Path, unbroken: b
 
 
 def test_killed_before_its_first_checkpoint(data_folder: Path, unbroken: bytes) -> None:
-    settings = table(data_folder, save_every=100, eval_every=100)
+    settings = logged_table(data_folder, save_every=100, eval_every=100)
     killed(settings)
     assert steps(data_folder) == [0]
     train(Run.from_dict(settings))
@@ -375,7 +379,7 @@ def test_killed_before_its_first_checkpoint(data_folder: Path, unbroken: bytes) 
 
 @pytest.mark.parametrize("at", [1, 5])
 def test_stopped_by_a_signal_it_has_the_same_lines(at: int, data_folder: Path, unbroken: bytes) -> None:
-    run = Run.from_dict(table(data_folder))
+    run = Run.from_dict(logged_table(data_folder))
     with pytest.raises(StoppedError):
         train(run, RecordingReporter(at, lambda: os.kill(os.getpid(), signal.SIGTERM)))
     train(run)
@@ -391,10 +395,10 @@ def test_stopped_before_the_first_step(data_folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(Probes, "take", take)
     with pytest.raises(StoppedError, match="after step 0"):
-        train(Run.from_dict(table(data_folder)))
+        train(Run.from_dict(logged_table(data_folder)))
     monkeypatch.undo()
     assert checkpoints(data_folder) == [0]
-    train(Run.from_dict(table(data_folder)))
+    train(Run.from_dict(logged_table(data_folder)))
     assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
@@ -415,7 +419,9 @@ def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypa
     monkeypatch.setattr(Objective, "loss", compute_loss)
     reporter = RecordingReporter()
     train(
-        Run.from_dict(table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100, keep_checkpoints=100)),
+        Run.from_dict(
+            logged_table(data_folder, grad_accum=1, on_nonfinite="skip", eval_every=100, keep_checkpoints=100)
+        ),
         reporter,
     )
     assert "rolled back to step 3" in reporter.messages
@@ -433,12 +439,12 @@ def test_an_error_is_logged_and_training_continues(data_folder: Path, monkeypatc
 
     monkeypatch.setattr(checkpoint_log, "residual_norms", fails)
     reporter = RecordingReporter()
-    train(Run.from_dict(table(data_folder, eval_every=100)), reporter)
+    train(Run.from_dict(logged_table(data_folder, eval_every=100)), reporter)
     assert [text for text in reporter.messages if text.startswith("no probes")] == [
         "no probes at step 3 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
     assert steps(data_folder) == [0, 6, 9, 12]
     monkeypatch.undo()
-    train(Run.from_dict(table(data_folder, out="whole", eval_every=100)))
+    train(Run.from_dict(logged_table(data_folder, out="whole", eval_every=100)))
     assert losses(data_folder) == losses(data_folder, "whole")
     assert_same(data_folder, "run", "whole")

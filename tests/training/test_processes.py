@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from process_groups import in_processes
-from runs import losses, table, weights, write_data
+from runs import logged_table, losses, weights, write_data
 
 import glasshouse as gh
 from glasshouse import device
@@ -40,7 +40,7 @@ def _train(rank: int, world_size: int, tables: list[dict[str, Any]]) -> list[str
 
 def runs(data_folder: Path) -> dict[str, dict[str, Any]]:
     """Return the settings of some runs, without dropout, whose draws depend on the number of processes."""
-    base = {**table(data_folder, steps=4), "model": {"preset": "tiny-decoder", "n_layers": 1}}
+    base = {**logged_table(data_folder, steps=4), "model": {"preset": "tiny-decoder", "n_layers": 1}}
     chosen = {
         "ema": {"ema": 0.5, "parallel": {"kind": "shard"}},
         "tensor": {"parallel": {"tensor": 2}, "label_smoothing": 0.1},
@@ -52,7 +52,7 @@ def runs(data_folder: Path) -> dict[str, dict[str, Any]]:
         "model": {"from": str(data_folder / "base" / "model")},
         "train": {**base["train"], "lora": {"rank": 2}, "parallel": {"kind": "shard"}},
     }
-    tables["seq2seq"] = {**table(data_folder, "seq2seq", steps=4)}
+    tables["seq2seq"] = {**logged_table(data_folder, "seq2seq", steps=4)}
     tables["seq2seq"]["model"] = {"preset": "tiny-seq2seq", "n_layers": 1, "dropout": 0.0, "embed_dropout": 0.0}
     return tables
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from examples import first_of
-from runs import KINDS, SAYING, PutRun, RecordingReporter, assert_same, killed, losses, table
+from runs import KINDS, SAYING, RecordingReporter, assert_same, killed, logged_table, losses, table
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError
@@ -42,7 +42,7 @@ def chats(data_folder: Path, **choices: Any) -> dict[str, Any]:  # noqa: ANN401
         for number in range(10, 60)
     )
     (data_folder / "chats.jsonl").write_text("".join(json.dumps({"messages": one}) + "\n" for one in conversations))
-    settings = table(data_folder, **choices)
+    settings = logged_table(data_folder, **choices)
     settings["data"] |= {"path": str(data_folder / "chats.jsonl"), "kind": "chat", "seq_len": 48}
     return settings
 
@@ -71,7 +71,9 @@ def greedy(
 def test_text_prompts_are_continued(data_folder: Path) -> None:
     for number in range(8):
         (data_folder / f"{number}.txt").write_text(f"{number} {SAYING}" * 3)
-    settings = table(data_folder, keep_checkpoints=100, ema=0.9, steps=6)  # samples use the weights, not their EMA
+    settings = logged_table(
+        data_folder, keep_checkpoints=100, ema=0.9, steps=6
+    )  # samples use the weights, not their EMA
     settings["data"] |= {"path": str(data_folder / "[0-9].txt"), "val_fraction": 0.3}
     result = train(Run.from_dict(settings))
     tok, validation = result.datasets.tok, result.datasets.validation
@@ -95,7 +97,7 @@ def test_text_prompts_are_continued(data_folder: Path) -> None:
 
 
 def test_sources_are_translated(data_folder: Path) -> None:
-    result = train(Run.from_dict(table(data_folder, "seq2seq", steps=6)))
+    result = train(Run.from_dict(logged_table(data_folder, "seq2seq", steps=6)))
     tok, validation = result.datasets.tok, result.datasets.validation
     end = tok.special_id("eos")
     assert end is not None
@@ -129,7 +131,7 @@ def test_the_first_turn_of_a_conversation_is_answered(data_folder: Path) -> None
 
 
 def test_masked_tokens_are_predicted(data_folder: Path) -> None:
-    result = train(Run.from_dict(table(data_folder, "encoder", steps=6)))
+    result = train(Run.from_dict(logged_table(data_folder, "encoder", steps=6)))
     tok = result.datasets.tok
     mask = tok.special_id("mask")
     assert mask is not None
@@ -149,7 +151,7 @@ def test_masked_tokens_are_predicted(data_folder: Path) -> None:
 
 
 def test_classification_has_no_samples(data_folder: Path) -> None:
-    settings = table(data_folder, "encoder", steps=2)
+    settings = logged_table(data_folder, "encoder", steps=2)
     settings["model"].pop("head")
     settings["data"] |= {"path": str(data_folder / "labels.tsv"), "kind": "labelled"}
     train(Run.from_dict(settings))
@@ -237,29 +239,29 @@ def test_an_engine_captures_no_graph_and_copies_no_weights(
     ),
 )
 def test_training_is_the_same_with_and_without_samples(kind: str, choices: dict[str, Any], data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, kind, **choices)))
-    train(Run.from_dict(table(data_folder, kind, "without", sample_prompts=0, **choices)))
+    train(Run.from_dict(logged_table(data_folder, kind, **choices)))
+    train(Run.from_dict(logged_table(data_folder, kind, "without", sample_prompts=0, **choices)))
     assert_same(data_folder, "run", "without")
     assert not (data_folder / "without" / "samples.jsonl").exists()
     assert [line["step"] for line in read(data_folder)] == [0, 3, 4, 6, 8, 9, 12]
 
 
 def test_sample_prompts_may_change_on_resume(data_folder: Path) -> None:
-    train(Run.from_dict(table(data_folder, "seq2seq", steps=3, sample_prompts=1)))
+    train(Run.from_dict(logged_table(data_folder, "seq2seq", steps=3, sample_prompts=1)))
     before = read(data_folder)
     assert [len(line["samples"]) for line in before] == [1, 1]
-    train(Run.from_dict(table(data_folder, "seq2seq", steps=3, sample_prompts=2)))
+    train(Run.from_dict(logged_table(data_folder, "seq2seq", steps=3, sample_prompts=2)))
     assert read(data_folder) == before
     with pytest.raises(ConfigError, match=r"train\.sample_prompts is -1, but it must be 0 or more"):
-        Run.from_dict(table(data_folder, sample_prompts=-1))
+        Run.from_dict(logged_table(data_folder, sample_prompts=-1))
 
 
 # Failures
 
 
-def test_killed_and_resumed_has_the_same_lines(data_folder: Path, put_run: PutRun) -> None:
-    put_run()
-    settings = table(data_folder)
+def test_killed_and_resumed_has_the_same_lines(data_folder: Path) -> None:
+    train(Run.from_dict(logged_table(data_folder, out="whole")))
+    settings = logged_table(data_folder)
     killed(settings)
     assert read(data_folder)[-1]["step"] < 12
     newest = max((data_folder / "run" / "checkpoints").glob("step-*"))
@@ -271,20 +273,18 @@ def test_killed_and_resumed_has_the_same_lines(data_folder: Path, put_run: PutRu
     ).read_bytes()
 
 
-def test_an_error_is_logged_once_and_training_continues(
-    data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_error_is_logged_once_and_training_continues(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:  # noqa: ANN401
         raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
 
     monkeypatch.setattr(checkpoint_log, "generate", fails)
     reporter = RecordingReporter()
-    result: Result = train(Run.from_dict(table(data_folder)), reporter)
+    result: Result = train(Run.from_dict(logged_table(data_folder)), reporter)
     assert [text for text in reporter.messages if text.startswith("no samples")] == [
         "no samples at step 0 (OutOfMemoryError: CUDA out of memory); training continues"
     ]
     assert result.steps == 12
     assert len((data_folder / "run" / "probes.jsonl").read_text().splitlines()) == 7
     monkeypatch.undo()
-    put_run()
+    train(Run.from_dict(table(data_folder, out="whole")))
     assert losses(data_folder) == losses(data_folder, "whole")
