@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import first_of
 
 import glasshouse as gh
 from glasshouse.generation import PromptLookup
@@ -39,7 +40,7 @@ def draw(count: int, seed: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.parametrize("weights", ["own", "copy"])
+@pytest.mark.parametrize("weights", first_of(["copy", "own"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_change_no_bit(kind: str, weights: gh.generation.Weights) -> None:
     model, prompts = build(kind), draw(11, seed=1)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import up_to
+from examples import first_of, up_to
 from generation.reference import reference_generate
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -85,10 +85,7 @@ def random_options(seed: int) -> SamplingParams:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(
-    ("slots", "chunk"),
-    [pytest.param(1, 48, marks=pytest.mark.slow), (3, 5), pytest.param(9, 16, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("slots", "chunk"), first_of([(3, 5), (1, 48), (9, 16)]))
 def test_batched_chunked_prefill_equals_uncached_reference(kind: str, slots: int, chunk: int) -> None:
     model, prompts = MODELS[kind], ragged(1, 9)
     engine = gh.Engine(model, slots=slots, max_len=MAX_LEN, prefill_chunk=chunk)

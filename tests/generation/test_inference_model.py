@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from examples import first_of
 from torch import Tensor, nn
 
 import glasshouse as gh
@@ -99,7 +100,7 @@ def test_subclasses_of_linear_are_not_replaced(slots: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", SLOTS)
+@pytest.mark.parametrize("slots", first_of([*SLOTS]))
 @pytest.mark.parametrize("weights", ["own", "copy", "int8", "int4"])
 def test_weights_are_copied_at_most_once(weights: Any, slots: int) -> None:  # noqa: ANN401 (a literal)
     model = make_model(d_model=128, vocab_size=512, d_ff=256)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import up_to
+from examples import first_of, up_to
 from generation.reference import reference_generate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -102,7 +102,7 @@ def assert_near(value: Tensor, expected: Tensor, name: str = "", tolerance: floa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("slots", "chunk"), [(1, MAX_LEN), (3, 5)])
+@pytest.mark.parametrize(("slots", "chunk"), first_of([(3, 5), (1, MAX_LEN)]))
 def test_every_site_equals_a_plain_forward_pass(kind: str, slots: int, chunk: int) -> None:
     """Sequences move between slots; most prompts are longer than a chunk of 5 and than all windows."""
     model, prompts = build(kind), ragged(1, 7)
@@ -153,7 +153,7 @@ def test_every_site_of_any_spec() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slots", [1, 4])
+@pytest.mark.parametrize("slots", first_of([4, 1]))
 @pytest.mark.parametrize("weights", ["own", "copy", "int8"])
 @pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])
 def test_every_weight_format(kind: str, weights: Weights, slots: int, monkeypatch: pytest.MonkeyPatch) -> None:
