@@ -80,7 +80,10 @@ def graph(model: nn.Module) -> str:
     (found,) = taken
     targets = Counter(getattr(node.target, "__name__", str(node.target)) for node in found.graph.nodes)
     assert targets["linear"] == 4 + 3 + 1  # attention, feed-forward, head
-    assert targets["scaled_dot_product_attention"] == 1
+    assert targets["scaled_dot_product_attention"] == targets["embedding"] == targets["silu"] == 1
+    assert targets["rms_norm"] == targets["dropout"] == 2 + 1  # sublayers, and those of the stack
+    assert targets["mul"] == 1 + 2 + 2 * 4 + 1  # angles, scaled waves, queries and keys turned, gate
+    assert targets["add"] == 2 + 2  # queries and keys turned, residuals
     return found.code
 
 
