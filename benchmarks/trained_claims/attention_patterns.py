@@ -65,7 +65,7 @@ def echo_patterns(seeds: int = 3, steps: int = 1500) -> Result:
 def library_scores() -> tuple[gh.inspection.HeadScores, float]:
     """Train the recipe `stdlib` as `glasshouse train` does; return its heads' scores, and the share of line ends."""
     with tempfile.TemporaryDirectory() as folder:
-        gh.train(gh.Run.load("stdlib", f"train.out={folder}/run"))
+        gh.train(gh.Run.load("stdlib", f"train.out={folder}/run"), progress=False)
         model, tok = gh.load(f"{folder}/run/model")
     assert tok is not None
     text = "\n".join(text for _, text in builtin_dataset("stdlib").items("validation"))

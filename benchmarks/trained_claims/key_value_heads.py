@@ -32,7 +32,7 @@ def compare_heads(seeds: int = 3, steps: int = 300, kv_heads: tuple[int, ...] = 
         [result.figures[f"{what} with {count} of {HEADS}"] for count in kv_heads]
         for what in ("loss", "distance of patterns")
     )
-    result.figures["largest difference in loss, of the smallest"] = (max(loss) - min(loss)) / min(loss)
+    result.figures["largest difference in loss, relative to the smallest"] = (max(loss) - min(loss)) / min(loss)
     result.figures[f"distance with {most} - with {least}"] = distance[-1] - distance[0]
     result.curves = {
         "loss, nats per byte": list(zip(map(float, kv_heads), loss, strict=True)),

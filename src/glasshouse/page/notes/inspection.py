@@ -106,7 +106,9 @@ def logit_attribution(scene: Scene) -> list[JsonDict]:
 def moved_information(scene: Scene) -> list[JsonDict]:
     """V4."""
     trace, prefix = scene.trace, scene.trace.prefix
-    depth, place = len(scene.stack.blocks), scene.place
+    depth = len(scene.stack.blocks)
+    # From the last token, nothing reaches another.
+    place = scene.place if scene.place < scene.length - 1 else scene.length // 2
     names = [f"{prefix}resid_post.{layer}" for layer in range(depth)]
     before = [scene.stream(layer + 1) for layer in range(depth)]
     site = f"{prefix}z.{scene.layer}[head={scene.head}, position={place}]"
@@ -118,7 +120,7 @@ def moved_information(scene: Scene) -> list[JsonDict]:
     own[place] = 0
     return [
         matrix(
-            f"change of the stream, head {scene.layer}.{scene.head} silenced at “{scene.labels[place]}”",
+            f"change of the stream, head {scene.layer}.{scene.head} silenced at {place}, “{scene.labels[place]}”",
             change / change.max().clamp(min=1e-12),
             rows=[f"layer {layer}" for layer in range(depth)],
             columns=scene.labels,

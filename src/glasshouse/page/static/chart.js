@@ -110,11 +110,11 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     const Y = (value) => ABOVE + (1 - (y(value) - bottom) / (top - bottom)) * deep;
     scale = { X, Y, from, to, wide };
     const rows = (log ? powers(low, high) : ticks(low, high, height > 160 ? 5 : 3)).filter((value) => Y(value) >= ABOVE - 1 && Y(value) <= height - BELOW + 1);
-    const columns = ticks(from, to, Math.max(2, Math.floor(wide / 110))).filter(Number.isInteger);
+    const columns = ticks(from, to, Math.max(2, Math.floor(wide / 110))).filter((one) => to - from < 1 || Number.isInteger(one));
     const shapes = [
       rows.map((value) => [s("line", { class: "chart-grid", x1: LEFT, x2: width - RIGHT, y1: Y(value), y2: Y(value) }), s("text", { class: "chart-row", x: LEFT - 8, y: Y(value) }, tick(value))]),
       columns.map((step) => {
-        const text = step.toLocaleString("en");
+        const text = Number.isInteger(step) ? step.toLocaleString("en") : tick(step);
         const isLast = X(step) + text.length * 3.5 > width; // it would be cut off
         return s("text", { class: isLast ? "chart-column last" : "chart-column", x: isLast ? width : X(step), y: height - 6 }, text);
       }),
