@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import cache
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from glasshouse.config import JsonDict
 from glasshouse.inspection import record
 from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.layers.attend import Attend, repeat_kv
-from glasshouse.models import Seq2Seq
+from glasshouse.models import Model, Seq2Seq
 from glasshouse.page.attention.head_scoring import Scores, scores
 from glasshouse.page.forward_pass import Prompt
 from glasshouse.page.notes.figure import (
@@ -43,12 +44,7 @@ def permutation(scene: Scene) -> list[JsonDict]:
     ids = torch.tensor([[one % 256 for one in scene.trace.ids[: scene.length]]])
     order = torch.roll(torch.arange(ids.shape[1]), int(scene.value))
     found = []
-    for name, kind, position in (
-        ("no positions, no mask", "encoder", "none"),
-        ("sinusoids", "encoder", "sinusoidal"),
-        ("a causal mask", "decoder", "none"),
-    ):
-        model = initialised(kind, position=position, **NO_DROPOUT)
+    for name, model in _order_models().items():
         before, after = model(ids), model(ids[:, order])
         found.append((name, largest_difference(after, before[:, order]) / float(before.abs().max())))
     return [
@@ -56,6 +52,15 @@ def permutation(scene: Scene) -> list[JsonDict]:
         bars("how far the outputs are from the permuted ones, relative to the largest", found),
         facts(("moved by", int(scene.value)), ("without positions and mask", found[0][1])),
     ]
+
+
+@cache
+def _order_models() -> dict[str, Model]:
+    return {
+        "no positions, no mask": initialised("encoder", position="none", **NO_DROPOUT),
+        "sinusoids": initialised("encoder", position="sinusoidal", **NO_DROPOUT),
+        "a causal mask": initialised("decoder", position="none", **NO_DROPOUT),
+    }
 
 
 def causality(scene: Scene) -> list[JsonDict]:
@@ -66,12 +71,10 @@ def causality(scene: Scene) -> list[JsonDict]:
     other = ids.clone()
     other[0, at] = (other[0, at] + 1) % scene.model.spec.vocab_size
     sites = ["embed", *(f"resid_post.{layer}" for layer in range(scene.model.spec.n_layers))]
-    seen = []
-    for row in (ids, other):
-        with eval_mode(scene.model), record(scene.model, *sites) as kept:
-            scene.model(row)
-        seen.append([kept[name][0].float() for name in sites])
-    change = torch.stack([(a - b).norm(dim=-1) for a, b in zip(*seen, strict=True)])
+    with eval_mode(scene.model), record(scene.model, *sites) as seen:
+        scene.model(other)
+    after = [seen[name][0].float() for name in sites]
+    change = torch.stack([(scene.stream(layer) - one).norm(dim=-1) for layer, one in enumerate(after)])
     return [
         *why,
         matrix(
