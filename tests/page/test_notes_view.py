@@ -13,8 +13,12 @@ from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
 from glasshouse import notes
+from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.notes import FIGURES
 from glasshouse.page.notes.figure import STRONGEST
+from glasshouse.page.notes.view import NoteFigure, note_figure
+from glasshouse.page.trace import TraceCache
 
 TEXT = "the cat sat on the mat and the bird"
 TEXTS = {"decoder": TEXT, "encoder": "the dog sat on the mat", "pair": "one five two"}
@@ -203,3 +207,17 @@ def test_a_lecture_is_one_file(
         assert page.locator(f"#card-{number} .piece").count() > 0, number
     picture(page, "lecture")
     page.context.close()
+
+
+@pytest.mark.parametrize("number", ["A9", "V4"])
+def test_a_second_pass_has_the_edits_of_the_first(number: str) -> None:
+    """So that what an edit changes is not taken for what the figure changes."""
+    traces = TraceCache(ModelLoader("python-3m", device="cpu"))
+    edited = ForwardPass(Prompt(TEXT), edits=(Scale("z.0[head=0]"),))
+    (found,) = (
+        piece["facts"]
+        for piece in note_figure(traces, NoteFigure(number, edited, layer=1, position=3))["pieces"]
+        if piece["kind"] == "facts"
+    )
+    unchanged = {"A9": "largest change before it", "V4": "before that layer"}[number]
+    assert dict(found)[unchanged] == 0

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from glasshouse import pretrained
 from glasshouse.config import JsonDict
-from glasshouse.inspection import record
+from glasshouse.inspection import edit, record
 from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.layers.attend import Attend, repeat_kv
 from glasshouse.models import Model, Seq2Seq
@@ -71,7 +71,8 @@ def causality(scene: Scene) -> list[JsonDict]:
     other = ids.clone()
     other[0, at] = (other[0, at] + 1) % scene.model.spec.vocab_size
     sites = ["embed", *(f"resid_post.{layer}" for layer in range(scene.model.spec.n_layers))]
-    with eval_mode(scene.model), record(scene.model, *sites) as seen:
+    edits = scene.trace.edits()  # of the open text, which the stream has
+    with eval_mode(scene.model), edit(scene.model, edits), record(scene.model, *sites) as seen:
         scene.model(other)
     after = [seen[name][0].float() for name in sites]
     change = torch.stack([(scene.stream(layer) - one).norm(dim=-1) for layer, one in enumerate(after)])

@@ -112,7 +112,8 @@ def moved_information(scene: Scene) -> list[JsonDict]:
     names = [f"{prefix}resid_post.{layer}" for layer in range(depth)]
     before = [scene.stream(layer + 1) for layer in range(depth)]
     site = f"{prefix}z.{scene.layer}[head={scene.head}, position={place}]"
-    with edit(scene.model, {site: 0.0}), record(scene.model, *names) as seen:
+    edits = trace.edits()  # of the open text, which the stream before has
+    with edit(scene.model, edits), edit(scene.model, {site: 0.0}), record(scene.model, *names) as seen:
         scene.model(*trace.inputs)
     after = [seen[name][0].float()[: scene.length] for name in names]
     change = torch.stack([(a - b).norm(dim=-1) for a, b in zip(before, after, strict=True)])
