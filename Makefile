@@ -118,7 +118,7 @@ serving-load: $(VENV)/.ready  ## 200 streams for SECONDS (600): no error, no gro
 distributed: $(VENV)/.ready  ## 1, 2 and 4 processes against one: replicate, shard, hybrid and tensor = 2 (half an hour)
 	$(TMP) $(BIN)/python -m pytest -m long tests/training/test_parallel.py
 
-simulate: $(VENV)/.ready  ## plans of 7B and 70B at 8 to 4,096 ranks beside what FSDP does on fake tensors (half an hour)
+simulate: $(VENV)/.ready  ## plans of 7B and 70B at 8 to 4,096 ranks beside what FSDP does on fake tensors (an hour)
 	$(BIN)/python -m pytest -m long tests/training/test_plan_simulated.py
 
 bench: $(VENV)/.ready  ## one training step against other implementations (about ten minutes; wants an idle machine)
