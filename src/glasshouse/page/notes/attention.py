@@ -94,9 +94,9 @@ def bilinear_form(scene: Scene) -> list[JsonDict]:
             ("x^T", [x.shape[1], x.shape[0]]),
             ("scores", [len(x)] * 2),
         ),
-        matrix("x M x / sqrt(d_head)", scores, rows=scene.labels, columns=scene.labels, signed=True),
+        matrix("x_i M x_j^T / sqrt(d_head)", scores, rows=scene.labels, columns=scene.labels, signed=True),
         lines(
-            "singular values of M: none beyond d_head",
+            "singular values of M: zero after the first d_head",
             "number",
             [("size", [*range(1, count + 1)], [max(float(one), 1e-12) for one in size[:count]])],
             log=True,
@@ -104,7 +104,7 @@ def bilinear_form(scene: Scene) -> list[JsonDict]:
         facts(
             ("d_head", layer.d_head),
             ("rank of M", int((size > 1e-5 * size[0]).sum())),
-            ("largest difference between x M x and q k", apart),
+            ("largest difference between x_i M x_j^T and q_i . k_j", apart),
         ),
         sentence("Before biases, norms and rotations of q and k, where the model has them."),
     ]
@@ -132,7 +132,7 @@ def scaling(scene: Scene) -> list[JsonDict]:
         ),
         table(
             "variance of the score, and median norm of the softmax's gradient",
-            ["d_head", "variance / sqrt(d)", "variance", "variance / sqrt(D)", "gradient / sqrt(d)", "gradient"],
+            ["d_head", "variance, scaled", "not scaled", "by the model's width", "gradient, scaled", "not scaled"],
             rows,
         ),
         facts(("d_head", chosen)),

@@ -192,7 +192,7 @@ def typo(scene: Scene) -> list[JsonDict]:
     return [
         *why,
         tokens(
-            "byte pairs of the text with the typo; marked: not those of the text",
+            "byte pairs of the text with the typo; marked: those that it has not without",
             ((one, first <= i < last) for i, one in enumerate(token_labels(ids[: 2 * LIMIT], tok))),
         ),
         bars("ids that one wrong letter changes", ((name, end - start) for name, (start, end) in counts.items())),
