@@ -87,7 +87,7 @@ SCROLL = """async () => {
 }"""
 
 
-NOTES_TEXT = "Sarah was walking in the park with her cat, Alex. She was wearing a beautiful gold watch."
+NOTES_TEXT = next(one.text for one in notes.EXAMPLES if one.text.startswith("Sarah"))
 
 
 def make_model(folder: Path) -> None:
