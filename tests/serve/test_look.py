@@ -113,13 +113,14 @@ def test_views_show_what_record_gives(looking: Server, decoder: gh.models.Decode
             expected = seen[f"pattern.{layer}"][0, head]
             assert torch.equal(shown.clamp(min=0), expected)
             assert bool((shown.triu(1)[torch.ones_like(shown).triu(1) > 0] == -1).all())  # masked
-    lens = ask(
-        looking, "/api/lens?model=decoder", {"forward_pass": prompt, "layers": [layers], "start": at, "stop": at + 1}
-    ).json()
-    probabilities = logits[0, at].softmax(-1)
-    assert lens["tokens"][0][0][0] == int(probabilities.argmax())
-    assert lens["targets"] == [opened["output"][3]["id"]]
-    assert float(tensor(lens["probability"]).flatten()[0]) == float(probabilities.max())
+    body = {"forward_pass": prompt, "layers": [layers], "start": 0, "stop": len(ids)}
+    lens = ask(looking, "/api/lens?model=decoder", body).json()
+    probabilities = logits[0].softmax(-1)
+    assert [one for (one,) in lens["tokens"][0]] == probabilities.argmax(-1).tolist()
+    assert torch.equal(tensor(lens["probability"])[0, :, 0], probabilities.amax(-1))
+    assert lens["targets"][at] == opened["output"][3]["id"]
+    top = ask(looking, "/api/next?model=decoder", {"forward_pass": prompt, "position": at}).json()["candidates"]
+    assert [one["logit"] for one in top] == [float(logits[0, at, one["id"]]) for one in top]
 
 
 def test_a_translation_opens(looking: Server, pair: gh.models.Seq2Seq, tok: gh.Tokenizer) -> None:

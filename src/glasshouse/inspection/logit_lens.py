@@ -159,12 +159,27 @@ def apply_lens(model: Model, vectors: Tensor, targets: Tensor, layout: Layout, t
     head, shape, step = unwrap_compiled(model.head), vectors.shape[:-1], max(1, MAX_LOGITS // n_logits(model))
     # By `forward`, which bypasses hooks: this is not part of a forward pass of the model.
     chunks = [
-        _summarize(head.forward(chunk, layout, model.token_embedding.table.weight), chunk_targets, top_k)
+        summarize_logits(head.forward(chunk, layout, model.token_embedding.table.weight), chunk_targets, top_k)
         for chunk, chunk_targets in zip(
             vectors.flatten(0, -2).split(step), targets.flatten().split(step), strict=True
         )
     ]
     return LensOutput(*(torch.cat(one).unflatten(0, shape) for one in zip(*chunks, strict=True)))
+
+
+def summarize_logits(logits: Tensor, targets: Tensor, top_k: int) -> LensOutput:
+    """Return the predictions of logits [N, V], given the target tokens [N], negative where there is none."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+    logprobs = logits.log_softmax(-1)
+    tokens = logits.topk(min(top_k, logits.shape[-1])).indices
+    known, target = targets >= 0, targets.clamp(min=0)[:, None]
+    return LensOutput(
+        tokens,
+        logits.softmax(-1).gather(-1, tokens),  # not exp(log_softmax), whose last bit may differ from the model's
+        -(logprobs.exp() * logprobs).sum(-1),
+        (logits > logits.gather(-1, target)).sum(-1).where(known, -1),
+        -logprobs.gather(-1, target)[:, 0].where(known, torch.nan),
+    )
 
 
 def has_position_logits(model: Model) -> bool:
@@ -206,21 +221,6 @@ def _vectors(
     # By `forward`, which bypasses hooks: this is not part of a forward pass of the model.
     return torch.stack(
         [x if site == f"{prefix}final" else stack.norm.forward(x) for x, site in zip(streams, sites, strict=True)]
-    )
-
-
-def _summarize(logits: Tensor, targets: Tensor, top_k: int) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return the fields of a `LensOutput` from logits [N, V] and target tokens [N]."""
-    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-    logprobs = logits.log_softmax(-1)
-    tokens = logits.topk(min(top_k, logits.shape[-1])).indices
-    known, target = targets >= 0, targets.clamp(min=0)[:, None]
-    return (
-        tokens,
-        logprobs.gather(-1, tokens).exp(),
-        -(logprobs.exp() * logprobs).sum(-1),
-        (logits > logits.gather(-1, target)).sum(-1).where(known, -1),
-        -logprobs.gather(-1, target)[:, 0].where(known, torch.nan),
     )
 
 

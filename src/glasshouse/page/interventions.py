@@ -130,7 +130,8 @@ def patch_each(traces: TraceCache, params: PatchEach) -> JsonDict:
         params.position,
         f"within 0 and {length - 1}, the positions of both texts",
     )
-    logits = [logits_at(one, params.position) for one in (here, there)]
+    # By one row each, as below: a patch that changes nothing has an effect of exactly 0.
+    logits = [logits_at(one, params.position, _final(one)) for one in (here, there)]
     old, new = (int(one.argmax()) for one in logits)
     if old == new:
         (said,) = describe_outputs(here, [old])

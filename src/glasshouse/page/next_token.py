@@ -14,6 +14,7 @@ from glasshouse.escaping import show_whitespace
 from glasshouse.generation import Engine, SamplingParams
 from glasshouse.generation.sampling import Sampler
 from glasshouse.inspection.forward_pass import layout_of
+from glasshouse.inspection.logit_lens import MAX_LOGITS, n_logits
 from glasshouse.models import Decoder, Seq2Seq
 from glasshouse.models.heads import Classifier, LMHead, NoHead, Pooler
 from glasshouse.page import serialization
@@ -78,20 +79,43 @@ def sampling_distribution(logits: Tensor, temperature: float, top_k: int | None,
 def logits_at(trace: Trace, position: int, final: Tensor | None = None) -> Tensor:
     """Return the logits at a position [V], or of the whole text if the head pools it.
 
-    They are computed from the final hidden states `final` [S, D], by default those of the trace.
+    They are those of the forward pass, or are computed from other final hidden states `final` [S, D].
     """
     head = trace.model.head
     if isinstance(head, NoHead | Pooler):
         raise InputError(f"the head is {trace.model.spec.head.kind!r}, which predicts no tokens or labels.")
-    final = trace.activation(f"{trace.prefix}final") if final is None else final
-    pooled = isinstance(head, Classifier) and isinstance(head.pool, Pooler)
-    vectors = (final if pooled else final[position : position + 1])[None]
-    ids = trace.inputs[-1] if pooled else trace.inputs[-1][:, position : position + 1]
+    if isinstance(head, Classifier) and isinstance(head.pool, Pooler):
+        return apply_head(trace, trace.activation(f"{trace.prefix}final") if final is None else final).flatten()
+    here = slice(position, position + 1)
+    return (logits_of_pass(trace, here) if final is None else apply_head(trace, final, here))[0]
+
+
+def logits_of_pass(trace: Trace, positions: slice) -> Tensor:
+    """Return the logits at some positions of a forward pass [position, V], bit for bit those of `model(ids)`.
+
+    A matmul over one row may round unlike the same row in a matmul over all: the head is applied to the whole text,
+    and its logits are cached, unless they are more than MAX_LOGITS.
+    """
+    final = trace.activation(f"{trace.prefix}final")
+    if len(final) * n_logits(trace.model) > MAX_LOGITS:
+        return apply_head(trace, final, positions)
+    with trace.traces.lock:
+        logits = trace.traces.get(trace.forward_pass, "logits")
+        if logits is None:
+            logits = apply_head(trace, final)
+            trace.traces.put(trace.forward_pass, "logits", logits)
+    assert isinstance(logits, Tensor)
+    return logits[positions]
+
+
+def apply_head(trace: Trace, final: Tensor, positions: slice = slice(None)) -> Tensor:
+    """Return the logits that the head computes from final hidden states [S, D] at some positions, in float32."""
+    layout = layout_of(trace.model, trace.inputs[-1][:, positions], {})
     with torch.no_grad():
-        logits: Tensor = head.forward(
-            vectors, layout_of(trace.model, ids, {}), trace.model.token_embedding.table.weight
+        logits: Tensor = trace.model.head.forward(
+            final[None, positions], layout, trace.model.token_embedding.table.weight
         )
-    return logits.flatten().to(torch.promote_types(logits.dtype, torch.float32))
+    return logits[0].to(torch.promote_types(logits.dtype, torch.float32))
 
 
 def describe_outputs(trace: Trace, numbers: Iterable[int]) -> list[JsonDict]:

@@ -11,12 +11,19 @@ from torch.nn import functional as F
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.inspection import attribution, record
 from glasshouse.inspection.forward_pass import eval_mode, layout_of, resolve_indices
-from glasshouse.inspection.logit_lens import LensOutput, apply_lens, has_position_logits, n_logits, target_tokens
+from glasshouse.inspection.logit_lens import (
+    LensOutput,
+    apply_lens,
+    has_position_logits,
+    n_logits,
+    summarize_logits,
+    target_tokens,
+)
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
-from glasshouse.page.next_token import describe_outputs
+from glasshouse.page.next_token import describe_outputs, logits_at, logits_of_pass
 from glasshouse.page.trace import Trace, TraceCache
 from glasshouse.page.view import Endpoint, View
 
@@ -46,8 +53,8 @@ def lens(traces: TraceCache, params: Lens) -> JsonDict:
     layers, places = _window(trace, params.layers, params.start, params.stop)
     targets = target_token_ids(trace)
     with traces.lock, eval_mode(trace.model):  # same lock order as every forward pass
-        vectors = torch.stack([_as_read(trace, layer)[places] for layer in layers])
-        off = logit_lens_at(trace, vectors, targets[places].expand(vectors.shape[:2]), params.top_k)
+        read = [_read(trace, layer, places, targets[places], params.top_k) for layer in layers]
+        off = LensOutput(*map(torch.stack, zip(*read, strict=True)))
     shown = sorted({*off.tokens.flatten().tolist(), *(one for one in targets[places].tolist() if one >= 0)})
     return {
         "layers": layers,
@@ -155,10 +162,7 @@ def logit_attribution(traces: TraceCache, params: LogitAttribution) -> JsonDict:
     with traces.lock, eval_mode(model):
         token = params.token
         if token is None:
-            nothing = torch.full((1,), -1, device=ids.device)
-            token = int(
-                logit_lens_at(trace, trace.activation(f"{trace.prefix}final")[params.position][None], nothing).tokens
-            )
+            token = int(logits_at(trace, params.position).argmax())
         one, other = (None if given is None else ids.new_tensor([given]) for given in (token, params.incorrect_token))
         assert one is not None
         place = ids.new_tensor([params.position])
@@ -227,12 +231,13 @@ def _summands(trace: Trace, position: int) -> dict[str, Tensor]:
     return found
 
 
-def _as_read(trace: Trace, layer: int) -> Tensor:
-    """Return the residual stream after a layer with the final norm applied, [S, D]."""
+def _read(trace: Trace, layer: int, places: slice, targets: Tensor, top_k: int) -> LensOutput:
+    """Return the predictions after a layer; after the last, those of the forward pass itself."""
     sites = trace.residual_sites()
     if layer == len(sites) - 1:
-        return trace.activation(f"{trace.prefix}final")
-    return trace.stack.norm.forward(trace.activation(sites[layer]))
+        return summarize_logits(logits_of_pass(trace, places), targets, top_k)
+    vectors = trace.stack.norm.forward(trace.activation(sites[layer])[places])
+    return logit_lens_at(trace, vectors, targets, top_k)
 
 
 def _window(trace: Trace, layers: tuple[int, ...] | None, start: int, stop: int) -> tuple[list[int], slice]:
