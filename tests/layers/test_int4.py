@@ -55,8 +55,12 @@ def dequantize(weight: Int4Weight) -> Tensor:
 
 def error_bound(x: Tensor, weight: Tensor, matmul: type) -> Tensor:
     """What rounding the activations can change, and for bfloat16 rounding the result; all in float64."""
-    if matmul is BFloat16Int4Matmul:  # eight bits of mantissa, half a unit of the last
-        return 2**-9 * (x.abs() @ weight.abs().T) * (1 + 2**-9) + 2**-9 * (x @ weight.T).abs() + 1e-6
+    if matmul is BFloat16Int4Matmul:
+        # Eight bits of significand: rounding to nearest is off by 2**-8 of a number at most. On ARM, where another
+        # kernel is used, torch truncates the result of this one instead, which is off by up to twice that.
+        half = 2**-8
+        result = half if choose_int4_matmul() is matmul else 2 * half
+        return half * (x.abs() @ weight.abs().T) * (1 + result) + result * (x @ weight.T).abs() + 1e-6
     steps = (x.amax(1, keepdim=True).clamp(min=0) - x.amin(1, keepdim=True).clamp(max=0)) / 255
     return steps * weight.abs().sum(1) + 1e-6  # half a step by rounding, half by the zero point
 
