@@ -34,38 +34,38 @@ def test_every_section_of_figures_says_which_command_and_which_day(name: str) ->
         )
 
 
-@pytest.mark.parametrize(
-    ("term", "page"),
-    [
-        ("gradient accumulation", "docs/guides/own-corpus.md"),
-        ("exponential moving average", "docs/guides/own-corpus.md"),
-        ("activation checkpointing", "docs/reference/settings.md"),
-        ("mixed precision", "docs/guides/own-corpus.md"),
-        ("MFU", "docs/getting-started.md"),
-        ("label smoothing", "docs/reference/settings.md"),
-        ("LoRA", "docs/guides/own-corpus.md"),
-        ("sequence packing", "docs/guides/tokenizers-and-data.md"),
-        ("KV cache", "docs/guides/generation.md"),
-        ("continuous batching", "docs/guides/generation.md"),
-        ("speculative decoding", "docs/guides/generation.md"),
-        ("beam search", "docs/guides/generation.md"),
-        ("logit lens", "docs/inspection.md"),
-        ("activation patching", "docs/inspection.md"),
-        ("ablation", "docs/inspection.md"),
-        ("logit attribution", "docs/inspection.md"),
-        ("induction", "docs/inspection.md"),
-        ("residual stream", "docs/look.md"),
-        ("prefix caching", "docs/decisions.md"),
-        ("chunked prefill", "docs/performance.md"),
-        ("quantiz", "docs/performance.md"),
-        ("Muon", "docs/decisions.md"),
-        ("grouped-query", "docs/claims.md"),
-        ("attention sink", "docs/claims.md"),
-    ],
-)
-def test_a_search_for_a_term_finds_the_page_where_it_belongs(term: str, page: str) -> None:
-    text = " ".join((DOCS.parent / page).read_text(encoding="utf-8").split())
-    assert term.lower() in text.lower()
+TERMS = [
+    ("gradient accumulation", "docs/guides/own-corpus.md"),
+    ("exponential moving average", "docs/guides/own-corpus.md"),
+    ("activation checkpointing", "docs/reference/settings.md"),
+    ("mixed precision", "docs/guides/own-corpus.md"),
+    ("MFU", "docs/getting-started.md"),
+    ("label smoothing", "docs/reference/settings.md"),
+    ("LoRA", "docs/guides/own-corpus.md"),
+    ("sequence packing", "docs/guides/tokenizers-and-data.md"),
+    ("KV cache", "docs/guides/generation.md"),
+    ("continuous batching", "docs/guides/generation.md"),
+    ("speculative decoding", "docs/guides/generation.md"),
+    ("beam search", "docs/guides/generation.md"),
+    ("logit lens", "docs/inspection.md"),
+    ("activation patching", "docs/inspection.md"),
+    ("ablation", "docs/inspection.md"),
+    ("logit attribution", "docs/inspection.md"),
+    ("induction", "docs/inspection.md"),
+    ("residual stream", "docs/look.md"),
+    ("prefix caching", "docs/decisions.md"),
+    ("chunked prefill", "docs/performance.md"),
+    ("quantiz", "docs/performance.md"),
+    ("Muon", "docs/decisions.md"),
+    ("grouped-query", "docs/claims.md"),
+    ("attention sink", "docs/claims.md"),
+]
+
+
+def test_a_search_for_a_term_finds_the_page_where_it_belongs() -> None:
+    for term, page in TERMS:
+        text = " ".join((DOCS.parent / page).read_text(encoding="utf-8").split())
+        assert term.lower() in text.lower(), f"{page}: {term}"
 
 
 # The generated reference
@@ -143,9 +143,31 @@ def test_every_message_in_troubleshooting_is_one_of_the_program() -> None:
 
 # Links
 
+FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 
-@pytest.mark.parametrize("page", sorted(str(path.relative_to(ROOT)) for path in DOCS.rglob("*.md")))
-def test_links_between_pages_lead_somewhere(page: str) -> None:
-    for target in re.findall(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)", (ROOT / page).read_text(encoding="utf-8")):
-        if not target.startswith(("http:", "https:")):
-            assert (ROOT / page).parent.joinpath(target).exists(), f"{page}: {target}"
+
+def _anchors(page: Path) -> set[str]:
+    """Return the ids of a page as the site has them: given ones, those of headings and of documented names."""
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    found = {*re.findall(r"\{ ?#([\w.-]+) ?\}", text), *re.findall(r'\bid="([^"]+)"', text)}
+    found |= {*re.findall(r"^::: ([\w.]+)$", text, re.MULTILINE)}
+    for heading in re.findall(r"^#+ (.+?)(?: \{[^}]*\})?$", text, re.MULTILINE):
+        words = re.sub(r"[^\w\s-]", "", re.sub(r"\]\([^)]*\)", "", heading)).strip().lower()
+        found.add(re.sub(r"[-\s]+", "-", words))
+    return found
+
+
+def _broken_links(page: Path, text: str) -> Iterator[str]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", text)):
+        path, _, anchor = target.partition("#")
+        if path.startswith(("http:", "https:", "mailto:")):
+            continue
+        file = page.parent / path if path else page
+        if not file.exists() or (anchor and anchor not in _anchors(file)):
+            yield f"{page.relative_to(ROOT)}: {target}"
+
+
+def test_links_and_anchors_lead_somewhere() -> None:
+    pages = [*ROOT.glob("*.md"), *DOCS.rglob("*.md")]
+    assert len(pages) > 30
+    assert not [broken for page in pages for broken in _broken_links(page, page.read_text(encoding="utf-8"))]
