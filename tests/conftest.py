@@ -1,9 +1,11 @@
 """Settings every test runs under."""
 
+import os
 import signal
 from collections.abc import Iterator
 
 import chromium
+import processes
 import pytest
 import registered_kinds
 import torch
@@ -20,8 +22,10 @@ collect_ignore = ["extension_package"]  # which a test installs
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Tensors here are tiny: a second thread only waits for the first.
-torch.set_num_threads(1)
+# Tensors here are tiny: a second thread only waits for the first. `make numerics` has two, and no oneDNN.
+torch.set_num_threads(processes.THREADS)
+ONEDNN = os.environ.get("TEST_ONEDNN") != "off"
+torch.backends.mkldnn.set_flags(ONEDNN)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -37,14 +41,14 @@ def _same_kernels() -> Iterator[None]:
     all that comes after is summed in another order.
     """
     yield
-    torch.backends.mkldnn.set_flags(True)
+    torch.backends.mkldnn.set_flags(ONEDNN)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark what opens a browser as slow."""
+    """Leave what opens a browser to `make page`, but for one smoke test of each view."""
     for item in items:
         if "browser" in getattr(item, "fixturenames", ()):
-            item.add_marker("slow")
+            item.add_marker("slow" if item.get_closest_marker("smoke") else "long")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
+THREADS = int(os.environ.get("TEST_THREADS", "1"))  # of torch in tests and their processes, as sums depend on it
 SECONDS = 600  # all of this takes a few, on a busy machine a minute; only a hang takes longer
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -62,7 +63,7 @@ def run_ranks(
 def _join(
     target: Callable[..., object], rank: int, world_size: int, rendezvous: Path, arguments: tuple[object]
 ) -> None:
-    torch.set_num_threads(1)
+    torch.set_num_threads(THREADS)
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     target(rank, *arguments)

@@ -119,6 +119,7 @@ def click_token(page: Page, place: int) -> None:
     expect(page.get_by_test_id("drawn").last).to_be_visible()
 
 
+@pytest.mark.smoke
 def test_a_token_opens_and_branches(server: Server, visit: Open, decoder: Trained) -> None:
     page = visit(server)
     say(page, "the cat sat on")

@@ -42,6 +42,7 @@ def opened(browser: Browser, path: Path, troubles: list[str]) -> Page:
     return page
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", first_of(["pair", "decoder", "encoder"]))
 def test_a_saved_page_shows_every_view_without_a_server(
     kind: str, request: pytest.FixtureRequest, browser: Browser, tmp_path: Path
@@ -99,6 +100,7 @@ def test_the_save_button_saves_the_current_view(
     saved.context.close()
 
 
+@pytest.mark.smoke
 def test_a_hostile_text_is_escaped(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
     model, tok = decoder
     text = "</script><script>document.title='acted'</script><!-- \u2028 ' \" \\ "
@@ -206,6 +208,7 @@ def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> N
         server.close()
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("body", "expected"),
     [

@@ -97,6 +97,7 @@ def check(
             )
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", first_of(KINDS))
 def test_ablation_by_click(kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     page, model, given = opened(visit, request, kind)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,7 @@ def test_large_type_fits_and_ends_with_the_view(bundled: Trained, visit: Visit) 
     assert "large-type" not in (page.locator("html").get_attribute("class") or "")
 
 
+@pytest.mark.smoke
 def test_numbers_are_those_of_a_recording(bundled: Trained, visit: Visit) -> None:
     model, tok = bundled
     ids = torch.tensor([tok.encode(TEXT)])
@@ -207,6 +209,14 @@ def test_a_lecture_is_one_file(
         assert page.locator(f"#card-{number} .piece").count() > 0, number
     picture(page, "lecture")
     page.context.close()
+
+
+def test_every_figure_has_numbers_alone(bundled: Trained) -> None:
+    """As JSON, which has no NaN; in a browser `make page` draws them."""
+    traces = TraceCache(ModelLoader.from_model(*bundled))
+    for number in FIGURES:
+        params = NoteFigure(number, ForwardPass(Prompt(TEXT)), layer=1, head=1, position=4)
+        assert json.dumps(note_figure(traces, params)["pieces"], allow_nan=False) != "[]", number
 
 
 @pytest.mark.parametrize("number", ["A9", "V4"])

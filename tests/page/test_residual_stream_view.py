@@ -65,6 +65,7 @@ def cells(page: Page) -> dict[tuple[int, int], dict[str, float]]:
     }
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", first_of(KINDS))
 def test_the_table_is_the_logit_lens(
     kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Picture

@@ -48,6 +48,7 @@ def copied(run_folder: Path, tmp_path: Path) -> Path:
 # Curves
 
 
+@pytest.mark.smoke
 def test_values_are_the_journal(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     page = visit(run_folder, view="run", text=TEXT)
     picture(page, "run")

@@ -43,7 +43,8 @@ def candidates(page: Page) -> dict[int, float]:
     }
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "pair"])
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", first_of(["decoder", "encoder", "pair"]))
 def test_tokens_and_probabilities_are_those_of_the_model(
     kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:

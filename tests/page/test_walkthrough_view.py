@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import ONE_KIND, Trained, Visit, settle
+from examples import first_of
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
@@ -83,7 +84,8 @@ def test_it_opens(
     picture(page, f"walkthrough-{kind}-all-{width}-{tone}")
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder", "pair"])
+@pytest.mark.smoke
+@pytest.mark.parametrize("kind", first_of(["decoder", "encoder", "pair"]))
 def test_numbers_are_those_of_record(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     trained: Trained = request.getfixturevalue(kind)
     model = trained[0]
@@ -274,6 +276,7 @@ def test_edited_sites_are_marked(decoder: Trained, visit: Visit) -> None:
     assert vector(page, "attention:gather", "z") == pytest.approx(shown(seen["z.0"][0, 1, 2]), rel=1e-5, abs=1e-6)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("kind", ONE_KIND)
 def test_the_same_in_python_gives_the_same(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     trained: Trained = request.getfixturevalue(kind)
