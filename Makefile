@@ -9,7 +9,7 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training commands serving serving-load distributed simulate inspection page gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,11 +32,24 @@ pictures: browser  ## take the screenshots of docs/look.md
 test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error
 	$(TMP) $(PYTEST) -m 'not long'
 
-quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (three minutes)
-	$(TMP) EXAMPLES=few $(PYTEST) -m 'not long and not slow' --ignore=tests/claims tests
+# Every long suite of a CPU, the gate first.
+CHECK := test numerics examples models text generation training distributed simulate serving serving-load page inspection claims commands wheel docs oldest-torch coverage mutants
+check: $(VENV)/.ready  ## every long suite of a CPU one after the other, then one table; goes on where it stopped (a day)
+	$(BIN)/python tests/check.py $(CHECK)
 
-examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a quarter (fifteen minutes)
+quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (three minutes)
+	$(TMP) $(PYTEST) -m 'not long and not slow' --ignore=tests/claims tests
+
+examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a sixteenth (fifteen minutes)
 	$(TMP) EXAMPLES=all $(PYTEST) -m 'not long' --ignore=tests/page --ignore=tests/cli --ignore=tests/hub tests
+
+# Other kernels on the same machine: the plainest instructions, or another blocking of the matmuls; two threads, and
+# matmuls without oneDNN. What holds under each holds on processors that the tests never ran on.
+ARM := $(filter aarch64 arm64,$(shell uname -m))
+OTHER_KERNELS := $(if $(ARM),OPENBLAS_CORETYPE=THUNDERX,ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2)
+numerics: browser  ## make test's tests under other numerics of this CPU (fifteen minutes)
+	$(TMP) $(OTHER_KERNELS) $(PYTEST) -m 'not long'
+	$(TMP) TEST_THREADS=2 TEST_ONEDNN=off $(PYTEST) -m 'not long'
 
 browser: $(VENV)/.ready  ## find Chromium for the page's tests, or install it where that is possible
 	$(BIN)/python tests/chromium.py --get
@@ -85,17 +98,17 @@ build/oldest-torch/.ready: pyproject.toml constraints.txt
 	touch $@
 
 oldest-torch: build/oldest-torch/.ready  ## the tests of make quick, without the page's, on the oldest torch (ten minutes)
-	$(TMP) EXAMPLES=few build/oldest-torch/bin/python -m pytest -n 2 --dist worksteal -m 'not long and not slow' --ignore=tests/page tests
+	$(TMP) build/oldest-torch/bin/python -m pytest -n 2 --dist worksteal -m 'not long and not slow' --ignore=tests/page tests
 
 # Every line counts, those too that only a GPU runs; the second figure leaves out the files that are for CUDA alone.
 coverage: browser  ## line coverage of make test, at least 90% (forty minutes)
 	mkdir -p build
-	$(TMP) $(PYTEST) -m 'not long' --cov --cov-report=
+	$(TMP) $(PYTEST) -m 'not long' --cov --cov-context=test --cov-report=
 	$(BIN)/coverage report --skip-covered
 	@echo "without Triton kernels and CUDA graphs: $$($(BIN)/coverage report --format=total --precision=1 \
 	  --omit='*/pytest-of-*/*,*/decode_attention.py,*/logits_kernels.py,*/cuda_graphs.py,*/softmax_gradient.py,*/matvec.py')%"
 
-mutants: $(VENV)/.ready  ## 200 mutants of layers, text, data and store, each against its tests (hours; resumes)
+mutants: coverage  ## 100 mutants of ten packages, each against those of its package's tests that run its line (an hour; resumes)
 	$(TMP) $(BIN)/python tests/mutation.py $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
 
 generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for each family (half an hour)
@@ -148,7 +161,7 @@ bench-plan: $(VENV)/.ready  ## plans beside the memory and the speed of one GPU 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (two minutes)
 	$(BIN)/python benchmarks/model_loading.py
 
-page: browser  ## every view at more sizes and in dark mode; screenshots in build/screens (three minutes)
+page: browser  ## all that opens a browser; every view at more sizes and in dark mode; screenshots in build/screens (ten minutes)
 	$(PYTEST) -m long tests/page
 
 inspection: $(VENV)/.ready  ## activations against TransformerLens, site by site (a minute)

@@ -1,8 +1,9 @@
-"""Mutation run: draw small faults in the source, run each against its mirrored tests, and list those that survive.
+"""Mutation run: draw small faults in the source, run each against the tests of its package, list those that survive.
 
 `make mutants` works on a copy of the tree, adds each result to build/mutants.jsonl, and goes on from there when it is
-run again. A mutant is run against the test files named after its file, its doctests included, and if it survives,
-against the whole folder of its package.
+run again. Of the tests of make test in the folder of its package, a mutant is run against those that execute its
+line, by the contexts that `make coverage` records; of a line that runs at import or in a process of its own, against
+all. `--tests FOLDER` takes the tests of another checkout, to compare two states of the tests.
 """
 
 from __future__ import annotations
@@ -26,11 +27,18 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from coverage import CoverageData
+
 ROOT = Path(__file__).parents[1]
 SOURCE = Path("src/glasshouse")
-DRAWN = ("layers", "text", "data", "store.py")
+DRAWN = (
+    "layers", "text", "data", "store.py", "generation", "training", "inspection", "objectives", "hub", "serve"
+)  # fmt: skip
 # Not drawn: what runs on CUDA alone, and what changes the speed alone.
-SKIPPED_FILES = {"layers/decode_attention.py", "text/gigatoken_backend.py", "text/prefetch.py"}
+SKIPPED_FILES = {
+    "layers/decode_attention.py", "layers/matvec.py", "text/gigatoken_backend.py", "text/prefetch.py",
+    "generation/cuda_graphs.py", "generation/logits_kernels.py", "objectives/softmax_gradient.py",
+}  # fmt: skip
 SKIPPED_NAMES = {
     "Decode",
     "Flex",
@@ -168,103 +176,124 @@ def draw(seed: int, count: int, below: tuple[str, ...] = DRAWN) -> list[Mutant]:
     return list(itertools.islice((one for one in every if is_other_program(one, sources[one.file])), count))
 
 
-def tests_for(file: str) -> list[list[str]]:
-    """Return the mirrored tests of a file: those named after it, then the folder of its package."""
-    path, tests = Path(file), Path("tests")
-    if len(path.parts) == 1:
-        return [[f"{SOURCE}/{file}", f"tests/test_{path.name}"]]
-    package = path.parts[0]
-    names = {path.stem, *path.parts[1:-1]} - {"__init__"}
-    named = sorted({one for name in names for one in (ROOT / tests / package).glob(f"test_{name}*.py")})
-    first = [f"{SOURCE}/{file}", *(one.relative_to(ROOT).as_posix() for one in named)]
-    return [first, [f"tests/{package}"]]
+def first_line(source: str, line: int) -> int:
+    """Return where the statement of a line begins."""
+    statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
+    return max((one.lineno for one in statements if one.lineno <= line <= (one.end_lineno or 0)), default=line)
 
 
-def run_tests(tree: Path, tests: list[str], seconds: float) -> str:
-    """Run tests in a copy of the tree; return passed, failed or timed out."""
+class Selection:
+    """The tests that run for a mutant."""
+
+    def __init__(self, coverage_data: Path) -> None:
+        self.data = CoverageData(str(coverage_data))
+        self.data.read()
+        self.measured = {path.partition(f"/{SOURCE}/")[2]: path for path in self.data.measured_files()}
+
+    def tests_for(self, mutant: Mutant) -> list[list[str]]:
+        """Return the tests of its package that run its line; then all, if it runs at import or in another process."""
+        by_line = self.data.contexts_by_lineno(self.measured.get(mutant.file, ""))
+        first = first_line((ROOT / SOURCE / mutant.file).read_text(encoding="utf-8"), mutant.line)
+        found = {one.partition("|")[0] for line in range(first, mutant.line + 1) for one in by_line.get(line, [])}
+        package = f"tests/{mutant.package}" if "/" in mutant.file else f"tests/test_{mutant.file}"
+        doctests = f"{SOURCE}/{mutant.file}"
+        own = [one for one in found if one.startswith((f"{package}/", f"{package}::", f"{doctests}::"))]
+        named = Path(mutant.file).stem
+        stages = [sorted(own, key=lambda one: (named not in one.partition("::")[0], one))] if own else []
+        return [*stages, [doctests, package]] if "" in found or not found else stages
+
+
+def run_tests(tree: Path, tests: list[str], seconds: float) -> tuple[str, str]:
+    """Run tests in a copy of the tree; return passed, failed or timed out, and the test that failed."""
     paths = [f"{tree}/src", f"{tree}/tests", *filter(None, [os.environ.get("PYTHONPATH")])]
-    variables = {"PYTHONPATH": os.pathsep.join(paths), "EXAMPLES": "few", "PYTHONDONTWRITEBYTECODE": "1"}
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long and not slow"]
-    command = [sys.executable, "-m", "pytest", *options, *tests]
+    variables = {"PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
+    (tree / "selected.txt").write_text("\n".join(tests))
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-m", "not long", "--durations=0"]
+    command = [sys.executable, "-m", "pytest", *options, "@selected.txt"]
     with subprocess.Popen(
         command,
         cwd=tree,
         env={**os.environ, **variables},
-        stdout=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
+        text=True,
         start_new_session=True,
     ) as process:
         try:
-            code = process.wait(seconds)
+            said, _ = process.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)  # and what the tests started
-            return "timed out"
-    return "passed" if code in (0, 5) else "failed"  # 5: no test was collected
+            return "timed out", ""
+    if process.returncode in (0, 5):  # 5: no test was collected
+        return "passed", ""
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+(?: \S+)*?)(?: - |$)", said, re.MULTILINE)
+    return "failed", failed[1] if failed else ""
 
 
-def judge(mutant: Mutant, tree: Path, seconds: float, green: dict[str, bool]) -> str:
-    """Run a mutant against its tests; return killed, survived, timed out or not judged."""
+def judge(mutant: Mutant, stages: list[list[str]], tree: Path, seconds: float) -> tuple[str, str]:
+    """Run a mutant against its tests; return killed, survived, timed out or not judged, and the killing test."""
     path = tree / SOURCE / mutant.file
     source = path.read_text(encoding="utf-8")
-    for tests in tests_for(mutant.file):
-        name = " ".join(tests)
-        if name not in green:
-            green[name] = run_tests(tree, tests, seconds) == "passed"
-        if not green[name]:
-            print(f"{name}: fails without a mutant, or takes more than {seconds:g} seconds", flush=True)
-            return "not judged"
+    for tests in stages:
         path.write_text(mutant.apply(source), encoding="utf-8")
-        result = run_tests(tree, tests, seconds)
+        result, test = run_tests(tree, tests, seconds)
         path.write_text(source, encoding="utf-8")
-        if result != "passed":
-            return {"failed": "killed"}.get(result, result)
-    return "survived"
+        if result == "timed out":
+            return result, ""
+        if result == "failed":
+            fails_without = test and run_tests(tree, [test], seconds)[0] != "passed"
+            return ("not judged" if fails_without else "killed"), test
+    return "survived", ""
 
 
-def copy_tree(to: Path) -> Path:
+def copy_tree(to: Path, tests: Path) -> Path:
     """Copy what the tests need, so that mutants do not change the checkout."""
-    for name in ("src", "tests", "docs"):
-        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+    ignore = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "src", to / "src", ignore=ignore)
+    for name in ("tests", "docs", "benchmarks"):
+        shutil.copytree(tests / name, to / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt"):
-        shutil.copy(ROOT / name, to / name)
+        shutil.copy(tests / name, to / name)
     return to
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=22)
-    parser.add_argument("--count", type=int, default=200, help="mutants to draw")
-    parser.add_argument("--seconds", type=float, default=600, help="that the tests of one mutant may take")
-    parser.add_argument("--jobs", type=int, default=1, help="mutants at a time, each with its own copy of the tree")
+    parser.add_argument("--count", type=int, default=100, help="mutants to draw")
+    parser.add_argument("--seconds", type=float, default=300, help="that the tests of one mutant may take")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time, each with its own copy of the tree")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
+    parser.add_argument("--coverage", type=Path, default=ROOT / "build" / ".coverage", help="with a context per test")
+    parser.add_argument("--tests", type=Path, default=ROOT, help="the checkout whose tests are run")
     given = parser.parse_args()
     given.results.parent.mkdir(parents=True, exist_ok=True)
     done = {}
     if given.results.exists():
         rows = (json.loads(line) for line in given.results.read_text().splitlines())
         done = {(row["file"], row["line"], row["before"], row["after"]): row["result"] for row in rows}
-    drawn, green = draw(given.seed, given.count), dict[str, bool]()
+    drawn, selection = draw(given.seed, given.count), Selection(given.coverage)
     left = [mutant for mutant in drawn if mutant.key not in done]
     trees = queue.SimpleQueue[Path]()
 
-    def judge_next(mutant: Mutant) -> str:
+    def judge_next(mutant: Mutant, stages: list[list[str]]) -> tuple[str, str]:
         tree = trees.get()
         try:
-            return judge(mutant, tree, given.seconds, green)
+            return judge(mutant, stages, tree, given.seconds)
         finally:
             trees.put(tree)
 
     with tempfile.TemporaryDirectory() as folder, given.results.open("a") as results:
         for number in range(given.jobs):
-            trees.put(copy_tree(Path(folder).resolve() / str(number)))
+            trees.put(copy_tree(Path(folder).resolve() / str(number), given.tests))
         with ThreadPoolExecutor(given.jobs) as pool:
-            judged = {pool.submit(judge_next, mutant): mutant for mutant in left}
+            judged = {pool.submit(judge_next, mutant, selection.tests_for(mutant)): mutant for mutant in left}
             for number, future in enumerate(as_completed(judged), 1):
-                mutant, result = judged[future], future.result()
+                mutant, (result, test) = judged[future], future.result()
                 done[mutant.key] = result
                 if result != "not judged":
-                    print(json.dumps({**asdict(mutant), "result": result}), file=results, flush=True)
-                print(f"{number}/{len(left)} {result}: {mutant.file}:{mutant.line}", flush=True)
+                    print(json.dumps({**asdict(mutant), "result": result, "test": test}), file=results, flush=True)
+                print(f"{number}/{len(left)} {result}: {mutant.file}:{mutant.line} {test}", flush=True)
     sys.exit(summarize(drawn, done))
 
 
