@@ -108,8 +108,12 @@ coverage: browser  ## line coverage of make test, at least 90% (forty minutes)
 	@echo "without Triton kernels and CUDA graphs: $$($(BIN)/coverage report --format=total --precision=1 \
 	  --omit='*/pytest-of-*/*,*/decode_attention.py,*/logits_kernels.py,*/cuda_graphs.py,*/softmax_gradient.py,*/matvec.py')%"
 
-mutants: coverage  ## 100 mutants of ten packages, each against those of its package's tests that run its line (an hour; resumes)
+build/.coverage: browser
+	$(MAKE) coverage
+
+mutants: build/.coverage  ## 100 mutants of ten packages and 22 planted mistakes, against the tests that run their line (an hour; resumes)
 	$(TMP) $(BIN)/python tests/mutation.py $(if $(SEED),--seed $(SEED)) $(if $(COUNT),--count $(COUNT))
+	$(TMP) $(BIN)/python tests/mutation.py --faults --results build/faults.jsonl
 
 generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for each family (half an hour)
 	$(PYTEST) -m long tests/generation
@@ -118,7 +122,7 @@ training: $(VENV)/.ready  ## processes killed at random while they prepare and s
 	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/test_parallel.py --ignore=tests/training/test_plan_simulated.py
 
 commands: $(VENV)/.ready  ## the demo, the commands of every page of the docs, the wheel, and what is long in packages without a target
-	$(TMP) $(PYTEST) -m long $(foreach one,models text data generation training serve page,--ignore=tests/$(one)) tests
+	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page,--ignore=tests/$(one)) tests
 
 serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's client (fifteen minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]'
@@ -178,6 +182,7 @@ bench-page: browser  ## latency of the page in a browser, against one forward pa
 claims: $(VENV)/.ready  ## every statement of the notes, those that need training too; fails if one does not hold (an hour)
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python docs/generate_notes.py
+	$(BIN)/python -m pytest -m long tests/claims/test_faults.py
 
 clean:  ## remove what was built
 	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -21,6 +21,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -30,6 +31,7 @@ from pathlib import Path
 from coverage import CoverageData
 
 ROOT = Path(__file__).parents[1]
+FAULTS = Path(__file__).with_name("planted_faults.toml")
 SOURCE = Path("src/glasshouse")
 DRAWN = (
     "layers", "text", "data", "store.py", "generation", "training", "inspection", "objectives", "hub", "serve"
@@ -176,6 +178,17 @@ def draw(seed: int, count: int, below: tuple[str, ...] = DRAWN) -> list[Mutant]:
     return list(itertools.islice((one for one in every if is_other_program(one, sources[one.file])), count))
 
 
+def planted() -> list[Mutant]:
+    """Return the mistakes of planted_faults.toml."""
+    found = []
+    for fault in tomllib.loads(FAULTS.read_text(encoding="utf-8"))["fault"]:
+        source = (ROOT / SOURCE / fault["file"]).read_text(encoding="utf-8")
+        start = source.index(fault["before"])
+        line, end = source.count("\n", 0, start) + 1, start + len(fault["before"])
+        found.append(Mutant(fault["file"], line, start, end, fault["before"], fault["after"]))
+    return found
+
+
 def first_line(source: str, line: int) -> int:
     """Return where the statement of a line begins."""
     statements = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.stmt))
@@ -265,6 +278,7 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=2, help="mutants at a time, each with its own copy of the tree")
     parser.add_argument("--results", type=Path, default=ROOT / "build" / "mutants.jsonl")
     parser.add_argument("--coverage", type=Path, default=ROOT / "build" / ".coverage", help="with a context per test")
+    parser.add_argument("--faults", action="store_true", help="the mistakes of planted_faults.toml instead")
     parser.add_argument("--tests", type=Path, default=ROOT, help="the checkout whose tests are run")
     given = parser.parse_args()
     given.results.parent.mkdir(parents=True, exist_ok=True)
@@ -272,7 +286,8 @@ def main() -> None:
     if given.results.exists():
         rows = (json.loads(line) for line in given.results.read_text().splitlines())
         done = {(row["file"], row["line"], row["before"], row["after"]): row["result"] for row in rows}
-    drawn, selection = draw(given.seed, given.count), Selection(given.coverage)
+    drawn = planted() if given.faults else draw(given.seed, given.count)
+    selection = Selection(given.coverage)
     left = [mutant for mutant in drawn if mutant.key not in done]
     trees = queue.SimpleQueue[Path]()
 
@@ -294,10 +309,10 @@ def main() -> None:
                 if result != "not judged":
                     print(json.dumps({**asdict(mutant), "result": result, "test": test}), file=results, flush=True)
                 print(f"{number}/{len(left)} {result}: {mutant.file}:{mutant.line} {test}", flush=True)
-    sys.exit(summarize(drawn, done))
+    sys.exit(summarize(drawn, done, 1.0 if given.faults else ENOUGH))
 
 
-def summarize(drawn: list[Mutant], done: dict[tuple[str, int, str, str], str]) -> int:
+def summarize(drawn: list[Mutant], done: dict[tuple[str, int, str, str], str], enough: float) -> int:
     """Print the counts of each package and the survivors; return the exit code."""
     counts = Counter((mutant.package, done[mutant.key]) for mutant in drawn)
     kinds = ("killed", "survived", "timed out", "not judged")
@@ -311,7 +326,7 @@ def summarize(drawn: list[Mutant], done: dict[tuple[str, int, str, str], str]) -
     survived = sum(done[mutant.key] in ("survived", "not judged") for mutant in drawn)
     share = 1 - survived / max(1, len(drawn))
     print(f"\n{len(drawn) - survived} of {len(drawn)} mutants killed or timed out ({share:.0%})")
-    return int(share < ENOUGH)
+    return int(share < enough)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Statements that need training, in small: the experiments of `make claims` with fewer steps, and its thresholds."""
+"""Statements that need training: the experiments of `make claims` with fewer steps, which it runs too."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ import pytest
 from claims.experiments import assert_as_stated
 from glasshouse import notes
 
-pytestmark = pytest.mark.slow
 
-
+@pytest.mark.long
 def test_p6_positions_have_most_of_the_tokens_norm_as_initialised_and_trained() -> None:
     from trained_claims.positions import position_norms
 
@@ -18,18 +17,21 @@ def test_p6_positions_have_most_of_the_tokens_norm_as_initialised_and_trained() 
     assert 0.5 < result.figures["|position| / |token| trained"] < 0.9
 
 
+@pytest.mark.long
 def test_b6_post_norm_stalls_without_warm_up_and_pre_norm_does_not() -> None:
     from trained_claims.norm_placement import stability
 
     assert_as_stated("B6", stability(seeds=1, steps=120, rates=(3e-3,), warm_ups=(False,)).figures)
 
 
+@pytest.mark.long
 def test_m7_one_attention_layer_recalls_from_any_distance() -> None:
     from trained_claims.recall import attention_recall
 
     assert_as_stated("M7", attention_recall(seeds=1, steps=400, context=24).figures)
 
 
+@pytest.mark.long
 def test_a13_quality_is_nearly_the_same_with_fewer_key_value_heads() -> None:
     from trained_claims.key_value_heads import compare_heads
 
@@ -37,6 +39,7 @@ def test_a13_quality_is_nearly_the_same_with_fewer_key_value_heads() -> None:
     assert_as_stated("A13", result.figures)
 
 
+@pytest.mark.long
 def test_l1_pretraining_is_ahead_with_few_labels() -> None:
     from trained_claims.pretraining import fine_tuning
 
