@@ -9,6 +9,9 @@ TMP := $(shell [ "$$(df -Pk /dev/shm 2>/dev/null | awk 'NR==2 {print $$4}')" -gt
 # from the other when it is done.
 PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 
+# Tests start many processes, and each would compile the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: help setup demo pictures test quick examples browser lint types models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets

@@ -8,8 +8,9 @@ import chromium
 import processes
 import pytest
 import registered_kinds
+import short_runs
 import torch
-from examples import up_to
+from examples import choose_few, up_to
 from hypothesis import settings
 
 # A shared machine may stop for a second at any moment: no example is wrong for being slow.
@@ -29,8 +30,9 @@ torch.backends.mkldnn.set_flags(ONEDNN)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let examples in docs and docstrings forget the kinds that they register, as tests do."""
+    """Let examples in docs and docstrings have the fixtures of all tests."""
     config.pluginmanager.register(registered_kinds)
+    config.pluginmanager.register(short_runs)
 
 
 @pytest.fixture(autouse=True)
@@ -45,10 +47,18 @@ def _same_kernels() -> Iterator[None]:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave what opens a browser to `make page`, but for one smoke test of each view."""
+    """Leave to the long suites what `few` and the browser's tests have beyond what make test tries."""
+    matrices: dict[tuple[str, str], list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("few") and not item.get_closest_marker("long"):
+            matrices.setdefault((item.location[0], item.location[2].partition("[")[0]), []).append(item)
         if "browser" in getattr(item, "fixturenames", ()):
             item.add_marker("slow" if item.get_closest_marker("smoke") else "long")
+    for cases in matrices.values():
+        few = choose_few([case.callspec.indices for case in cases], cases[0].get_closest_marker("few").args[0])
+        for number, case in enumerate(cases):
+            if number not in few:
+                case.add_marker("long")
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -17,3 +17,18 @@ def first_of(cases: list[Any], count: int = 1) -> list[Any]:
     """Return cases for `parametrize`, of which all but the first `count` are marked as long."""
     others = (one if isinstance(one, tuple) else (one,) for one in cases[count:])
     return [*cases[:count], *(pytest.param(*one, marks=pytest.mark.long) for one in others)]
+
+
+def choose_few(cases: list[dict[str, int]], count: int) -> set[int]:
+    """Return `count` cases of a matrix, given by the indices of their parameters; values not tried yet come first.
+
+    >>> sorted(choose_few([{"a": a, "b": b} for a in range(2) for b in range(3)], 3))
+    [0, 2, 4]
+    """
+    chosen, tried = set[int](), set[tuple[str, int]]()
+    for _ in range(min(count, len(cases))):
+        left = [number for number in range(len(cases)) if number not in chosen]
+        best = max(left, key=lambda number: (len(cases[number].items() - tried), -number))
+        chosen.add(best)
+        tried |= cases[best].items()
+    return chosen

@@ -21,6 +21,7 @@ def test_memory_is_plausible() -> None:
     assert 2**28 < device.memory_bytes(torch.device("cpu")) < 2**50
 
 
+@pytest.mark.usefixtures("whole_runs")
 def test_peak_flops(monkeypatch: object) -> None:
     """A matmul that takes one second of a fake clock runs at 2 n^3 FLOPS."""
     ticks = iter(range(100))
@@ -30,6 +31,7 @@ def test_peak_flops(monkeypatch: object) -> None:
     assert torch.get_rng_state().equal(before)  # measuring must not change training results
 
 
+@pytest.mark.usefixtures("whole_runs")
 def test_fast_machine_uses_a_larger_matmul(monkeypatch: object) -> None:
     """With a fake clock of n^3 / 2^37 seconds: 1,024 is too short, 2,048 is not."""
     now = 0.0

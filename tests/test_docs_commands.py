@@ -100,7 +100,6 @@ def small(tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Run, "load", load_small)
-    monkeypatch.setattr(gh.device, "measure_peak_flops", lambda *_, **__: 1e12)
     monkeypatch.setattr(gh.page.Server, "run", lambda self, started: started() or self.socket.close())
     monkeypatch.setattr(gh.page.Server, "show", lambda *_: None)
     monkeypatch.setattr(gh.serve.Server, "run", lambda self, started: started() or self.close())
@@ -134,6 +133,7 @@ def put(name: str, inputs: Path) -> None:
         (shutil.copytree if source.is_dir() else shutil.copy)(source, name)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("page", first_of([page for page, commands in COMMANDS.items() if commands], 2))
 @pytest.mark.usefixtures("small")

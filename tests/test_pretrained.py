@@ -55,6 +55,7 @@ def test_a_folder_of_that_name_is_preferred(tmp_path: Path, monkeypatch: pytest.
     assert pretrained.find("python-3m") is None
 
 
+@pytest.mark.long
 def test_python_3m_predicts_held_out_code_better_than_xz_compresses_it() -> None:
     """Each file by itself: xz of one file starts from nothing, so all are compressed as one stream."""
     model, tok = gh.load("python-3m")

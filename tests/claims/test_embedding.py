@@ -126,6 +126,7 @@ def losses_and_gradients(
     return loss, dict(zip(names, torch.autograd.grad(loss.sum(), parameters), strict=True))
 
 
+@pytest.mark.few(18)
 @pytest.mark.parametrize("padding", ["right by lengths", "right by mask", "left by mask", "both by mask"])
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("kind", KINDS)

@@ -284,6 +284,7 @@ def test_m4_p_fish_given_thanks_for_all_the() -> None:
 # M5 ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("length", [1024, 2048, 4096])
 @pytest.mark.parametrize("position", ["learned", "rotary", "sinusoidal"])
 def test_m5_long_contexts_train_and_run(position: str, length: int) -> None:

@@ -125,6 +125,7 @@ def check_gradients(model: nn.Module, call: Callable[[], Tensor]) -> None:
             assert abs(measured - expected) < 1e-7 * gradient.norm() + 1e-8, name
 
 
+@pytest.mark.few(8)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_l2_gradients_agree_with_finite_differences(build_model: BuildModel, name: str) -> None:

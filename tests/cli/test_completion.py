@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_completion_installs_and_completes(tmp_path: Path) -> None:
     program = Path(sys.executable).with_name("glasshouse")

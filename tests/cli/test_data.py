@@ -283,6 +283,7 @@ def test_show_conversations(prepare, call: Call) -> None:  # noqa: ANN001
     )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_show_on_a_terminal_uses_colours_and_escapes_the_text(prepare) -> None:  # noqa: ANN001
     Path("a.txt").write_text("a[b]\x1b[2J")

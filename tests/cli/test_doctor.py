@@ -214,6 +214,7 @@ def test_a_device_that_computes_wrongly_or_not_at_all_is_a_problem(monkeypatch: 
     assert problem.startswith("cpu does not compute (no kernel image is available);")
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_torch_that_cannot_be_imported_is_a_problem_and_nothing_is_written(tmp_path: Path) -> None:
     (tmp_path / "broken").mkdir()

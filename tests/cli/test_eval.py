@@ -171,6 +171,7 @@ def test_builtin_dataset(place: Path, call: Call) -> None:
     assert found[0] != found[1]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_progress_is_shown_only_on_terminals(place: Path, call: Call) -> None:
     plain = call("eval", place / "alone", place / "validation.txt")

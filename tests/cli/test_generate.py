@@ -155,6 +155,7 @@ def test_only_the_completion_is_written(name: str, house: House, call: Call) -> 
     assert call("generate", house[name], PROMPT, *FEW) == Done(0, one.text + "\n", "")
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
@@ -210,6 +211,7 @@ def test_stop_takes_escapes_and_may_be_given_again(house: House, call: Call) -> 
     assert command._unescaped(r"\\n \t\r \boxed é\n") == "\\n \t\r \\boxed é\n"
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("words", "drafter"),
     [
@@ -235,6 +237,7 @@ def test_drafts_change_nothing_but_the_speed(
     assert proposed
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "weights"), [("decoder", "int8"), ("seq2seq", "int8"), ("decoder", "int4")])
 def test_quantized_is_the_same_as_in_the_library(
@@ -445,6 +448,7 @@ def test_only_a_window_of_endless_lines_is_read(house: House) -> None:
         assert given.read - number < 2 * by_line.WINDOW
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_lines_through_real_pipes(house: House, request: pytest.FixtureRequest) -> None:
     """A line is answered before the next is written, and a bar on stderr takes nothing away from stdout."""

@@ -51,6 +51,7 @@ def test_a_page_is_written_to_a_file(folder: Path, call: Call, tmp_path: Path) -
     assert "view=attention" in (tmp_path / "page.html").read_text()
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [

@@ -58,12 +58,6 @@ def test_help_needs_no_torch_and_shows_defaults_and_an_example() -> None:
             assert default in helped, (words, default)
 
 
-@pytest.mark.slow
-def test_version_names_torch_and_the_device() -> None:
-    device = gh.device.describe(gh.device.fastest())
-    assert run("--version").stdout == f"glasshouse {gh.__version__}, torch {torch.__version__}, {device}\n"
-
-
 @pytest.mark.parametrize(
     "words",
     [
@@ -134,6 +128,7 @@ def test_a_terminal_that_is_closed_takes_what_is_printed() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), near)  # so that what is held back can be let go
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_progress_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("to be or not to be " * 1000)
@@ -153,7 +148,8 @@ def test_python_dash_m_is_the_command() -> None:
     words = [sys.executable, "-m", "glasshouse"]
     done = subprocess.run([*words, "--version"], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.startswith(f"glasshouse {gh.__version__}, torch ")
+    device = gh.device.describe(gh.device.fastest())
+    assert done.stdout == f"glasshouse {gh.__version__}, torch {torch.__version__}, {device}\n"
     helped = subprocess.run([*words, "data", "list", "--help"], capture_output=True, text=True, check=False)
     assert "Usage: python -m glasshouse data list" in helped.stdout
     wrong = subprocess.run(

@@ -39,6 +39,7 @@ def test_verify_saves_its_result_and_load_shows_it(
     assert f"verified {table['date']}" in capfdbinary.readouterr().err.decode()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("preset", "not_compared"),
     [("tiny-seq2seq", {"transformers"}), ("tiny-encoder", {"cached"}), ("tiny-decoder", {"transformers"})],

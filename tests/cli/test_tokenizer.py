@@ -63,6 +63,7 @@ def test_train_options(call: Call, tmp_path: Path) -> None:
     assert "limit on distinct words is 255" in few.err
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "texts"),

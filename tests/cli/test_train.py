@@ -47,10 +47,9 @@ def write(place: Path) -> None:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with run files and data, to stand in; on a peak that was not measured, which takes its time."""
+    """A folder with run files and data, to stand in."""
     write(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(gh.device, "measure_peak_flops", lambda *_, **__: 1e12)
     return tmp_path
 
 
@@ -75,6 +74,7 @@ def mistaken(done: Done) -> str:
 # Off a terminal
 
 
+@pytest.mark.usefixtures("whole_runs")
 @pytest.mark.slow
 def test_train_reports_the_result_and_commands_to_try_that_work(place: Path, call: Call) -> None:
     words = ("train", "tiny.toml", "train.out=my runs/first")
@@ -301,6 +301,7 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
 # At a terminal
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
     drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")

@@ -70,6 +70,7 @@ def test_the_names_and_kinds() -> None:
         assert bool(builtin_dataset(name).labels) == (name == "langid")
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", builtin_datasets())
 @pytest.mark.parametrize("split", SPLITS)
 def test_items_from_a_start_are_the_tail_and_nothing_before_is_made(name: str, split: str) -> None:
@@ -89,6 +90,7 @@ def test_items_from_a_start_are_the_tail_and_nothing_before_is_made(name: str, s
     assert list(whole.items(split, start=size + 5)) == []
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", GENERATED)
 @pytest.mark.parametrize("split", SPLITS)
 def test_texts_are_clean(name: str, split: str) -> None:
@@ -131,6 +133,7 @@ def python(script: str) -> str:
     return run.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_processes_agree() -> None:
     assert os.environ.get("PYTHONHASHSEED") != "12345"
@@ -299,6 +302,7 @@ def test_no_text_means_two_dates_in_a_leap_year() -> None:
     assert len(meaning) > 80_000
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_no_text_means_two_dates_in_a_large_sample() -> None:
     meaning: dict[str, str] = {}
@@ -372,6 +376,7 @@ def languages_of(text: str) -> set[str]:
     return {language for language in langid.LANGUAGES if set(text.split(", ")) <= babels_names(language)}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("split", SPLITS)
 def test_five_names_are_in_one_language_only(split: str) -> None:
     for text, label in sample("langid", split):
@@ -379,6 +384,7 @@ def test_five_names_are_in_one_language_only(split: str) -> None:
         assert languages_of(text) == {label}
 
 
+@pytest.mark.long
 def test_labels_are_balanced() -> None:
     labels = builtin_dataset("langid").labels
     assert len(labels) == len(set(labels)) == 64
@@ -402,6 +408,7 @@ def test_the_best_possible_accuracy_by_hand(monkeypatch: pytest.MonkeyPatch) -> 
     assert langid.bayes_accuracy("test") == (1 + 3 / 4 + 5 / 8) / 3
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_best_possible_accuracy_by_enumeration(split: str) -> None:
     known = langid.names()[split]
@@ -421,6 +428,7 @@ def test_every_language_has_an_english_name() -> None:
     assert len(set(names)) == len(names)
 
 
+@pytest.mark.long
 def test_no_name_is_in_two_splits_nor_left_in_english() -> None:
     shown: dict[str, set[str]] = {split: set() for split in SPLITS}
     for split in SPLITS:
@@ -492,6 +500,7 @@ def solve(question: str, same: str) -> tuple[str | None, str]:
     return answer, shown
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("split", SPLITS)
 def test_answers_are_right(split: str) -> None:
     dates_left = 25
@@ -533,6 +542,7 @@ def test_conversations_vary() -> None:
     assert min(openings.values()) > 20
 
 
+@pytest.mark.long
 def test_no_word_is_in_two_splits() -> None:
     shown: dict[str, set[str]] = defaultdict(set)
     asked: dict[str, set[str]] = defaultdict(set)

@@ -166,6 +166,7 @@ print(gh.data.prepare(source, tok, folder).n_tokens)
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux says how much memory is taken")
 @pytest.mark.parametrize(
@@ -406,6 +407,7 @@ def test_prompts_and_completions(tmp_path: Path, tok: gh.Tokenizer) -> None:
     assert runs.tolist() == [6, 2]
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", gh.data.builtin_datasets())
 def test_built_in_sets_need_no_file(tmp_path: Path, tok: gh.Tokenizer, name: str) -> None:
@@ -447,6 +449,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
 LATER = ("labelled", "tagged", "chat", "preferences")
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "pairs", *(pytest.param(kind, marks=pytest.mark.long) for kind in LATER)])
 def test_stopped_anywhere_it_resumes_to_the_same_files(
@@ -750,6 +753,7 @@ def test_a_line_of_many_megabytes(tmp_path: Path, tok: gh.Tokenizer, count: int)
 # What a hostile reviewer tried.
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_more_labels_than_two_bytes_can_number(tmp_path: Path, tok: gh.Tokenizer) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"text": "x", "label": "{n:06}"}}\n' for n in range(66_000)))
@@ -757,6 +761,7 @@ def test_more_labels_than_two_bytes_can_number(tmp_path: Path, tok: gh.Tokenizer
     assert corpus.labels[corpus.item(65_999)[1][0]] == "065999"
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("n", "dtype"), [(2**16 - 1, np.uint16), (2**16, np.uint32)])
 def test_as_many_tags_as_two_bytes_can_number_and_one_more(

@@ -462,6 +462,7 @@ def test_every_number_of_processes_sees_the_same_global_batches(samples: Dataset
                 row += 1
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("ranks", [3, 5, 11])
 def test_shares_of_a_batch_that_does_not_divide_are_filled_up_with_samples_that_do_not_count(
     samples: Dataset, ranks: int

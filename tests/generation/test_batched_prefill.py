@@ -49,6 +49,7 @@ def watch(monkeypatch: pytest.MonkeyPatch, runner: model_runner.ModelRunner) -> 
     return shapes
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_batch_of_prompts_equals_one_pass_each(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = build(kind)

@@ -120,6 +120,7 @@ def all_texts(table: Tensor, end: int, length: int) -> list[tuple[list[int], flo
     return found
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("penalty", [-1.0, 0.0, 0.5, 1.0, 2.0])
 @pytest.mark.parametrize("seed", range(3))
 def test_enough_beams_equal_exhaustive_search(penalty: float, seed: int) -> None:
@@ -260,6 +261,7 @@ def random_options(seed: int) -> tuple[SamplingParams, list[int], int]:
     return options, rng.sample(tokens, rng.randint(1, 3)), rng.randint(1, beams)
 
 
+@pytest.mark.few(15)
 @pytest.mark.usefixtures("searches_with_one_beam")
 @pytest.mark.parametrize("family", ["gpt2", "llama", "t5"])
 @pytest.mark.parametrize("seed", range(len(SETTINGS) * 3))

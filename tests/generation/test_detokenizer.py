@@ -162,6 +162,7 @@ def test_streamed_text_equals_decoded_text(make: Callable[[], Tokenizer], data: 
     assert detokenizer.n_kept == len(ids)
 
 
+@pytest.mark.few(3)
 @kinds
 @settings(drawn, max_examples=20)
 @given(data=st.data())
@@ -257,6 +258,7 @@ def test_added_token_of_a_byte_level_tokenizer_decodes_to_its_text() -> None:
 # Stop strings.
 
 
+@pytest.mark.few(3)
 @kinds
 @drawn
 @given(data=st.data())
@@ -372,6 +374,7 @@ def test_no_text_after_a_stop_string() -> None:
 # Cost.
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @kinds
 def test_cost_is_linear_in_the_tokens(make: Callable[[], Tokenizer], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,6 +41,7 @@ def complete(model: gh.models.Decoder, speculator: Speculator | None, slots: int
     return [request.ids for request in requests], [request.logprobs for request in requests], engine.speculation
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("slots", [1, 3, 8])
 @pytest.mark.parametrize(
     "params",

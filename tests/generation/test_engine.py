@@ -83,6 +83,7 @@ def random_options(seed: int) -> SamplingParams:
             return replace(options, repetition_penalty=1.3, logit_bias={3: 1.0, 5: -2.0}, stop_token_ids=(11,))
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("slots", "chunk"), first_of([(3, 5), (1, 48), (9, 16)]))
@@ -102,6 +103,7 @@ def speculators(kind: str) -> Iterator[Speculator]:
         yield DraftModel(MODELS[kind], n_draft_tokens=4)  # one that is always right
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculative_greedy_equals_plain_greedy(kind: str) -> None:
@@ -170,6 +172,7 @@ def test_speculative_sampling_follows_the_model_distribution() -> None:
     assert statistic < 37.7  # the 0.999 quantile of chi-square with 15 degrees of freedom
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gpt2", "windows", "relative", "encoder-decoder"])
 def test_beam_search_and_sampling_in_one_batch(kind: str) -> None:
@@ -326,6 +329,7 @@ def test_prefix_caching_computes_a_shared_prefix_once(monkeypatch: pytest.Monkey
     assert later.ids == reference_generate(model, later.prompt, later.options, MAX_LEN)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("kind", "slots"), [("llama", 4), ("windows", 4), ("llama", 2), ("llama", 3)])
 def test_conversations_that_take_turns_do_not_evict_each_other(kind: str, slots: int) -> None:
     model, rng = MODELS[kind], random.Random(0)
@@ -444,6 +448,7 @@ def nan_model(kind: str) -> Decoder | Seq2Seq:
     return model
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["gpt2", "windows", "encoder-decoder"])
 def test_nan_request_does_not_affect_others(kind: str) -> None:
     model, rng = nan_model(kind), random.Random(1)

@@ -29,6 +29,7 @@ def model() -> gh.models.Decoder:
     return gh.build(spec, dtype=torch.float64)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_stream_equals_generate_in_whole_characters(model: gh.models.Decoder, temperature: float) -> None:
@@ -207,6 +208,7 @@ def test_beams_are_limited_by_memory(model: gh.models.Decoder, monkeypatch: pyte
         engine.submit([1, 2], max_new_tokens=5, beams=most + 1)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("position", ["learned", "rotary", "sinusoidal", "alibi", "relative", "none"])
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-seq2seq"])
 def test_only_learned_positions_limit_the_length(preset: str, position: str) -> None:

@@ -106,6 +106,7 @@ def sums_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(searching, "torch", Float64Torch())
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "rule",
@@ -136,6 +137,7 @@ def test_token_rules_equal_transformers(case: Case, rule: str) -> None:
         assert [one.score for one in found] == pytest.approx([score for _, score in theirs], rel=0, abs=1e-9)
 
 
+@pytest.mark.few(1)
 def test_logit_bias_overrides_token_rules(case: Case) -> None:
     common = case.common_tokens[0]
     case.save_with({"bad_words_ids": [[common]]})
@@ -143,6 +145,7 @@ def test_logit_bias_overrides_token_rules(case: Case) -> None:
     assert [one.ids for (one,) in case.generate_ours(1, logit_bias={common: 0.0})] == case.plain
 
 
+@pytest.mark.few(1)
 def test_search_settings_are_ignored(case: Case) -> None:
     case.save_with(
         {"num_beams": 3, "max_length": 5, "min_length": 4, "repetition_penalty": 2.0, "length_penalty": 3.0}

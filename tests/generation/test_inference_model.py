@@ -37,6 +37,7 @@ def logits_of(model: nn.Module, rows: int = 2) -> Tensor:
         return model(ids, ids) if isinstance(model, gh.models.Seq2Seq) else model(ids)
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize("weights", ["own", "copy"])
 @pytest.mark.parametrize("kind", ["llama-small", "gpt2", "t5-small", "vaswani-base"])
@@ -52,6 +53,7 @@ def test_outputs_equal_the_model(kind: str, weights: Any, slots: int) -> None:  
     assert any(isinstance(one, FusedQKVAttention) for one in tree.modules()) == (weights == "copy" and slots != 2)
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("slots", SLOTS)
 @pytest.mark.parametrize(
     "path",
@@ -99,6 +101,7 @@ def test_subclasses_of_linear_are_not_replaced(slots: int) -> None:
     ).abs().max() <= 1e-5 * expected.abs().max()
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", first_of([*SLOTS]))
 @pytest.mark.parametrize("weights", ["own", "copy", "int8", "int4"])

@@ -62,6 +62,7 @@ def draw_prompts(count: int, seed: int) -> list[list[int]]:
     ]
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "settings", [{}, {"n_kv_heads": 1, "position": {"kind": "rotary"}}, {"position": {"kind": "learned"}}]
@@ -103,6 +104,7 @@ def test_beam_search_and_cancellation_during_mixed_prefill(mixed_steps: list[int
     assert not engine.slots.running
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "settings", [{"windows": (5, 0)}, {"attention_softcap": 5.0}, {"position": {"kind": "alibi"}}]
 )

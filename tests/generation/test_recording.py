@@ -100,6 +100,7 @@ def assert_near(value: Tensor, expected: Tensor, name: str = "", tolerance: floa
     torch.testing.assert_close(value, expected, rtol=0, atol=atol, msg=lambda text: f"{name}: {text}")
 
 
+@pytest.mark.few(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("slots", "chunk"), first_of([(3, 5), (1, MAX_LEN)]))
@@ -152,6 +153,7 @@ def test_every_site_of_any_spec() -> None:
     check_spec()
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", first_of([4, 1]))
 @pytest.mark.parametrize("weights", ["own", "copy", "int8"])
@@ -403,6 +405,7 @@ EDITS: dict[str, Callable[[str], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("edits", EDITS)
 @pytest.mark.parametrize("kind", ["grouped", "windows", "soft-cap", "encoder-decoder"])
@@ -421,6 +424,7 @@ def test_edits_apply_in_generation_as_in_plain_forward_passes(kind: str, edits: 
     assert not any(has_hooks(module) for module in model.modules())
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize("edits", ["head", "vector", "keys", "pattern", "several"])
 @pytest.mark.parametrize("kind", ["grouped", "encoder-decoder"])

@@ -399,6 +399,7 @@ def test_chi_square_detects_a_small_bias() -> None:
         assert_sampled_from(right, torch.searchsorted(wrong.cumsum(0), numbers, right=True).clamp(max=11))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "options",
     [
@@ -412,11 +413,12 @@ def test_chi_square_detects_a_small_bias() -> None:
 )
 def test_samples_follow_the_distribution(options: SamplingParams) -> None:
     logits = random_logits(7, 12, dtype=torch.float32)
-    sampler = independent_rows(options, 20_000, 12, prompt=[1, 4])
+    sampler = independent_rows(options, 8_000, 12, prompt=[1, 4])
     probabilities = sampler.distribution(logits.expand(1, 12))[0]
-    assert_sampled_from(probabilities, sampler.sample(logits.expand(20_000, 12)))
+    assert_sampled_from(probabilities, sampler.sample(logits.expand(8_000, 12)))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("seed", [0, -1, 2**63 - 1])
 def test_one_request_follows_the_distribution_over_steps(seed: int) -> None:
     sampler = sampler_of([SamplingParams(temperature=1.0, seed=seed)], 12)
@@ -448,7 +450,7 @@ def test_seeds_one_generator_step_apart_are_independent() -> None:
 
 MODEL = random_logits(21, 7, 6, dtype=torch.float32)
 DRAFTER = MODEL + random_logits(22, 7, 6, dtype=torch.float32) / 2
-ROWS = 20_000
+ROWS = 8_000
 OPTION_SETS = {
     "plain": SamplingParams(temperature=1.2),
     "frequency": SamplingParams(temperature=1.2, frequency_penalty=1.5),
@@ -487,6 +489,7 @@ def assert_proportion(flags: Tensor, share: float) -> None:
     assert abs(flags.double().mean().item() - share) < 4.42 * math.sqrt(share * (1 - share) / len(flags))
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])
@@ -503,6 +506,7 @@ def test_certain_drafts_do_not_change_the_distribution(name: str, k: int) -> Non
     assert_pairs_follow(options, sampler, tokens, kept)
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", OPTION_SETS)
 @pytest.mark.parametrize("k", [pytest.param(1, marks=pytest.mark.long), 2])

@@ -51,6 +51,7 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [[rng.randrange(N_IDS) for _ in range(rng.choice((1, 2, 5, 30, 60)))] for _ in range(count)]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}, {"beams": 3}])
 @pytest.mark.parametrize("prefill_chunk", [256, 7])  # prompts in one pass, and in pieces
 def test_each_request_is_steered_as_by_an_edit(
@@ -157,6 +158,7 @@ NUMBERS = ["1, 2, 3, 4, 5, 6, 7, 8", "x = [10, 20, 30, 40, 50]", "(0, 1), (2, 3)
 NAMES = ["a, b, c, d, e, f, g, h", "x = [name, key, value, item]", "(self, other), (left, right)", "path, file, mode"]
 
 
+@pytest.mark.long
 def test_more_steering_is_more_of_it() -> None:
     """Towards numbers and away from names, python-3m writes more digits the larger the scale."""
     model, tok = gh.load("python-3m")

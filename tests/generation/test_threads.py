@@ -120,6 +120,7 @@ def run_threads(model: gh.models.Decoder, each: int, stepped_by: str) -> None:
     assert "cancelled" in reasons
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("stepped_by", ["everyone", "server"])
 def test_threads_sharing_an_engine(model: gh.models.Decoder, stepped_by: str) -> None:

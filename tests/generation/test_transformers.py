@@ -334,11 +334,13 @@ def first_choice(pair: Pair, prompt: list[int], search: SearchSettings, ours: Co
     return Difference(story, abs(ours.score - theirs.score))
 
 
+@pytest.mark.few(2)
 def test_greedy(pair: Pair, record_property: Callable[[str, object], None]) -> None:
     ours = gh.generate(pair.ours, None, pair.prompts, max_new_tokens=NEW, slots=8)
     check_greedy(pair, ours, record_property)
 
 
+@pytest.mark.few(1)
 def test_greedy_with_chunked_prefill(pair: Pair, record_property: Callable[[str, object], None]) -> None:
     """Sliding-window layers use ring buffers here."""
     engine = gh.Engine(pair.ours, slots=8, max_len=LONGEST + NEW, source_len=LONGEST, prefill_chunk=5)
@@ -358,6 +360,7 @@ def check_greedy(pair: Pair, ours: list[Completion], record_property: Callable[[
     report(pair, len(ours), ties, record_property)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "turn", first_of([*range(len(SEARCH_SETTINGS))], 2), ids=[f"penalty {a}, early {b}" for a, b in SEARCH_SETTINGS]
 )

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers as hf
+from examples import first_of
 
 
 class Case(NamedTuple):
@@ -182,6 +183,12 @@ CASES = {
     "bart-scaled": Case(hf.BartForConditionalGeneration, of(hf.BartConfig, BART, scale_embedding=True)),
     "bart-bare": Case(hf.BartModel, of(hf.BartConfig, BART)),
 }
+
+
+# One of each family first.
+FAMILIES = ["gpt2", "llama", "mistral-window", "qwen2", "qwen3", "bert-masked", "roberta-masked"]
+FAMILIES += ["distilbert-masked", "t5", "marian", "bart"]
+EACH_FAMILY = first_of([*FAMILIES, *(name for name in CASES if name not in FAMILIES)], len(FAMILIES))
 
 
 def make(name: str) -> hf.PreTrainedModel:

@@ -91,6 +91,7 @@ def assert_equal(theirs: list[Tensor], ours: list[Tensor], tolerance: float, sou
         assert (a - b).abs().max() <= tolerance * a.abs().max()
 
 
+@pytest.mark.few(39)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["float32", "float64"])
 def test_logits_and_hidden_states_equal(
     name: str, theirs: hf.PreTrainedModel, folder: Path, dtype: torch.dtype
@@ -106,6 +107,7 @@ def test_logits_and_hidden_states_equal(
     assert_equal(expected, run_ours(ours, *inputs), tolerance, inputs[1], inputs[-1])
 
 
+@pytest.mark.few(12)
 @torch.no_grad()
 @pytest.mark.parametrize("name", [name for name in CASES if "bert" not in name])
 def test_cached_token_by_token(theirs: hf.PreTrainedModel, folder: Path) -> None:
@@ -144,6 +146,7 @@ def test_exported_models_load_in_transformers(folder: Path, tmp_path: Path) -> N
     assert_equal(expected, run_ours(ours, *inputs), 1e-5, inputs[1], inputs[-1])
 
 
+@pytest.mark.few(8)
 @pytest.mark.slow
 def test_saved_models_come_back_bit_for_bit(folder: Path, tmp_path: Path) -> None:
     ours, _ = gh.load(folder)

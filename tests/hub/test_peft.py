@@ -137,6 +137,7 @@ def folder(saved: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(saved / "adapter", tmp_path / "adapter"))
 
 
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "targets"), OUT, ids=ident)
 def test_ours_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path) -> None:
@@ -170,6 +171,7 @@ def test_ours_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path) -> No
         assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "adapter" / file).read_bytes()
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(("name", "settings"), IN, ids=ident)
 def test_peft_adapters_in_ours(name: str, settings: dict[str, Any], tmp_path: Path) -> None:
     base = make(name).double()

@@ -280,6 +280,7 @@ print((loaded - before) / (anonymous() - loaded), size, file=open(folder + "/mea
 """
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads Linux's own account of memory")
 @pytest.mark.parametrize(("dtype", "most"), [("float32", 0.1), ("bfloat16", 1.1)])

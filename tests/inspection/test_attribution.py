@@ -167,6 +167,7 @@ def check_sum(split: Attribution, within: float) -> None:
 MODEL_KINDS, NORM_PLACEMENTS = ("decoder", "encoder", "seq2seq"), ("pre", "post", "sandwich")
 
 
+@pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "norm_placement"),

@@ -232,6 +232,7 @@ def test_a_uniform_head() -> None:
     )
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder"])
 def test_head_types_at_every_length(kind: str) -> None:
     """The uniform baseline is 1/2 on two tokens and small on a long text; the head types are the same."""

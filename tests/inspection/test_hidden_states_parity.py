@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hub.hf_models import CASES, make
+from hub.hf_models import EACH_FAMILY, make
 from torch import Tensor
 
 import glasshouse as gh
@@ -29,7 +29,7 @@ def assert_close(ours: Tensor, theirs: Tensor) -> None:
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH_FAMILY)
 def test_hidden_states_and_attention_weights_equal(name: str, tmp_path: Path) -> None:
     theirs = make(name)
     theirs.set_attn_implementation("eager")

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from examples import up_to
+from examples import SHARE, up_to
 from hypothesis import HealthCheck, assume, given, settings
 from inspected_models import IDS, Model, assert_close, build_random, inputs
 from spec_strategy import VOCABULARY, specs
@@ -116,6 +116,8 @@ def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
         assert (seen.probabilities.diff(dim=-1) <= 0).all()
 
     holds()
+    if SHARE > 1:
+        return  # so few examples need not have every kind
     assert {kind for kind, *_ in seen_kinds} == {"decoder", "encoder", "seq2seq"}
     assert {head for _, head, *_ in seen_kinds} == {"next_token", "masked_token", "token_classification"}
     assert {rest for *_, order, final in seen_kinds for rest in [(order, final)]} == {
@@ -144,6 +146,7 @@ def check_slowly(model: Model, true: list[list[int | None]], **call: Tensor) -> 
                 assert seen.loss[layer, b, i].item() == pytest.approx(loss, rel=1e-9, abs=1e-9, nan_ok=True)
 
 
+@pytest.mark.few(3)
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("kind", "head"),

@@ -141,6 +141,7 @@ def check_cached(model: Decoder | Seq2Seq) -> None:
             close(compiled(*source, step, cache=cache), expected[:, t : t + 1])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "kind",
     [kind if kind == "tiny-decoder" else pytest.param(kind, marks=pytest.mark.long) for kind in CHOICES["kind"]],

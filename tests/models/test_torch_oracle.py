@@ -122,6 +122,7 @@ class Case:
         return result | {"memory": memory.grad} if self.cross else result
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("order", ["pre", "post"])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("n_layers", "final_norm"), [(1, False), (4, True)], ids=["layer", "stack"])

@@ -14,6 +14,7 @@ import glasshouse as gh
 POSITIONS = ["none", "sinusoidal", "learned", "rotary", "relative", "alibi"]
 
 
+@pytest.mark.few(12)
 @pytest.mark.parametrize("softcap", [None, 20.0])
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("how", ["bfloat16", "float16", "autocast"])

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse import ConfigError, InputError, device
+from glasshouse import ConfigError, InputError
 from glasshouse.data import ContrastiveDataset, PairBatch
 from glasshouse.objectives import Contrastive, find_objective
 from glasshouse.objectives.contrastive import PairSums, contrastive_loss
-from glasshouse.training import plots
 
 NAMES = ("ash", "birch", "cedar", "elm", "fir", "gum", "hazel", "ivy", "jade", "kelp")
 
@@ -155,12 +154,6 @@ def test_long_pairs_are_dropped_and_empty_texts_are_refused(
 
 
 # Runs.
-
-
-@pytest.fixture(autouse=True)
-def _skip_peak_and_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "measure_peak_flops", lambda *_, **__: 1e12)
-    monkeypatch.setattr(plots, "draw", lambda *_: [])
 
 
 def settings(folder: Path, out: str = "run", **train: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -162,6 +162,7 @@ def lines(out: Path) -> list[dict[str, Any]]:
     return [{key: value for key, value in line.items() if key != "tokens_per_second"} for line in found]
 
 
+@pytest.mark.long
 def test_a_resumed_run_equals_an_uninterrupted_one_and_keeps_its_teacher(folder: Path, tmp_path: Path) -> None:
     gh.train(run(folder, tmp_path / "whole"), progress=False)
     gh.train(run(folder, tmp_path / "parts"), progress=False, callbacks=[Stop()])

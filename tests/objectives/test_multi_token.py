@@ -15,13 +15,12 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import glasshouse as gh
-from glasshouse import ConfigError, InputError, config, device
+from glasshouse import ConfigError, InputError, config
 from glasshouse.data import Batch
 from glasshouse.generation import DraftHeads
 from glasshouse.models.surgery import with_draft_heads
 from glasshouse.objectives import CausalLM, MultiToken
 from glasshouse.objectives.multi_token import accepted_drafts, shifted
-from glasshouse.training import plots
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 
@@ -185,12 +184,6 @@ def test_a_folder_keeps_draft_heads_and_an_export_leaves_them_out(tmp_path: Path
 
 
 # Runs.
-
-
-@pytest.fixture(autouse=True)
-def _skip_peak_and_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device, "measure_peak_flops", lambda *_, **__: 1e12)
-    monkeypatch.setattr(plots, "draw", lambda *_: [])
 
 
 def settings(folder: Path, out: str = "run", **objective: Any) -> dict[str, Any]:  # noqa: ANN401

@@ -164,6 +164,7 @@ def test_small_maps_of_a_long_text_come_from_some_queries(position: str, monkeyp
     assert torch.equal(unpacked(told["maps"]) == 0, known < 0)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_query_key_pair_adds_up(name: str) -> None:
     traces = made(name)

@@ -278,6 +278,7 @@ def test_lines_join_their_tokens(lines: str, width: int, decoder: Trained, visit
     assert all(abs(pixels) <= 2 for pixels in page.get_by_test_id("lines").evaluate(OFF))
 
 
+@pytest.mark.few(1)
 @pytest.mark.smoke
 @two_attentions
 def test_lines_carry_the_weights(kind: str, site: str, request: pytest.FixtureRequest, visit: Visit) -> None:

@@ -48,6 +48,7 @@ def test_the_loss_under_edits(kind: str, choices: JsonDict) -> None:
     assert not torch.allclose(after, before)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "choices"), [one for one in SPECS if one[0] != "tiny-encoder"])
 def test_ablation_of_each_component(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
@@ -88,6 +89,7 @@ def test_a_patch_from_another_text(site: str) -> None:
     near(unpacked(shown["values"])[:-1], after)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 def test_predictions_before_and_after(kind: str, choices: JsonDict) -> None:
     traces = laid_open(kind, choices)
@@ -112,6 +114,7 @@ def test_predictions_before_and_after(kind: str, choices: JsonDict) -> None:
     assert shown["divergence"] == pytest.approx(float(F.kl_div(after.log(), before, reduction="sum")), abs=1e-10)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 def test_patching_of_each_position(kind: str, choices: JsonDict) -> None:
     """The sweep of the tools reads the end of the text, so the page is asked about the end."""

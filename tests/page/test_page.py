@@ -29,6 +29,7 @@ NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
   .map((one) => one.outerHTML.slice(0, 200))"""
 
 
+@pytest.mark.few(1)
 @pytest.mark.smoke
 @pytest.mark.parametrize(
     ("kind", "width", "dark"), first_of([("decoder", 1280, False), ("pair", 400, True), *OTHERS], 2)

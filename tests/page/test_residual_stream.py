@@ -70,6 +70,7 @@ def inputs(traces: TraceCache, forward_pass: ForwardPass = FORWARD_PASS) -> tupl
     return traces.trace(forward_pass).inputs
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 @pytest.mark.parametrize("forward_pass", [FORWARD_PASS, EDITED])
 def test_a_window_of_the_logit_lens(kind: str, choices: JsonDict, forward_pass: ForwardPass) -> None:
@@ -120,6 +121,7 @@ def test_targets_of_masked_tokens() -> None:
     near(unpacked(shown["loss"]), gh.lens(model, hiding, targets=plain, positions=range(6)).loss[:, 0])
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize(("kind", "choices"), SPECS)
 @pytest.mark.parametrize("against", [None, 5])
 def test_logit_attribution(kind: str, choices: JsonDict, against: int | None) -> None:

@@ -109,6 +109,7 @@ def test_only_encoder_decoders_have_cross_attention() -> None:
 # Searches
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("beams", "penalty"), [(2, 1.0), (4, 0.0), (8, 2.0), (3, -1.0)])
 def test_beam_search_matches_generate(beams: int, penalty: float) -> None:
     traces = made()

@@ -270,6 +270,7 @@ FEEDS, NORMS = ("relu", "gelu", "swiglu"), ("layer", "rms")
 
 
 # A third of the combinations, shifted so that every pair of choices is among them; `make page` tries them all.
+@pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("position", "order"), list(itertools.product(POSITIONS, ORDERS)))
@@ -309,6 +310,7 @@ def test_steps_of_rarer_variants_match_their_formulas(kind: str, settings: dict[
     check(answer(model, position=2, layer=1, head=3), expected)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("position", POSITIONS)
 @pytest.mark.parametrize("order", ORDERS)
 def test_steps_of_an_encoder_decoder_match_their_formulas(position: str, order: str) -> None:
@@ -359,6 +361,7 @@ def test_rotary_angles() -> None:
 KINDS = [("tiny-decoder", ""), ("tiny-encoder", ""), ("tiny-seq2seq", ""), ("tiny-seq2seq", "source")]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(("kind", "side"), KINDS)
 @pytest.mark.parametrize("edited", [False, True])
 def test_sites_match_record(kind: str, side: str, edited: bool) -> None:

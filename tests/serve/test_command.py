@@ -91,6 +91,7 @@ def test_sigterm_drains(arguments: list[str], tmp_path: Path) -> None:
     assert "to be" not in output
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kill_9_in_mid_load(arguments: list[str], tmp_path: Path) -> None:
     begin = time.perf_counter()

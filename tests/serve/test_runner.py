@@ -276,6 +276,7 @@ class Blocked:
         return self.free.wait(60)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("path", "body"),
     [

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from examples import up_to
 from hypothesis import HealthCheck, Phase, given, settings
 from serve.conftest import KEYS
 from serve.plain_http import eventually
@@ -52,7 +53,7 @@ def check(server: Server, mode: Any, examples: int) -> None:  # noqa: ANN401 - a
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)
 def test_no_request_is_our_fault(server: Server, mode: Any) -> None:  # noqa: ANN401
-    check(server, mode, 100)
+    check(server, mode, up_to(160))
 
 
 @pytest.mark.long

@@ -693,6 +693,7 @@ HOSTILE = [
 ]  # fmt: skip
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("template", HOSTILE, ids=range(len(HOSTILE)))
 def test_hostile_templates_are_refused_in_time(template: str) -> None:
     start, held = time.process_time(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

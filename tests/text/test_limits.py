@@ -73,6 +73,7 @@ def test_a_text_without_a_place_is_cut_after_a_newline_or_between_characters(mon
         assert [part.decode() for part, _ in found] == parts
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("packing", ["", ".gz", ".zst"])
 def test_memory_stays_flat_where_nothing_can_be_cut(
     packing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -112,6 +112,7 @@ def test_transformers_reads_what_is_saved(pattern: str, tmp_path: Path) -> None:
     assert again.chat_template == tok.chat_template
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", first_of(list(pretokenizer.PATTERNS)))
 def test_every_code_point_comes_back(pattern: str) -> None:

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 from runs import PutRun, table, write_data
 
-from glasshouse import device
-from glasshouse.training import Run, plots, train
+from glasshouse.training import Run, train
 
 
 @pytest.fixture
@@ -43,10 +42,3 @@ def put_run(
         shutil.copytree(uninterrupted_runs[key], data_folder / out)
 
     return put
-
-
-@pytest.fixture(autouse=True)
-def _skip_peak_and_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Skip the matmul peak and the plots: they have tests of their own, and tests/cli runs them in full."""
-    monkeypatch.setattr(device, "measure_peak_flops", lambda *_, **__: 1e12)
-    monkeypatch.setattr(plots, "draw", lambda *_: [])

@@ -46,8 +46,9 @@ def table(data_folder: Path, kind: str = "decoder", out: str = "run", **choices:
         "data": {**source, "seq_len": 16, "vocab_size": 270, "val_fraction": 0.1},
         "train": {"steps": 12, "batch_tokens": 96, "save_every": 3, "eval_every": 4, "grad_accum": 3, "lr": 0.01}
         | {
-            "probes": [],  # which, with the samples, take a quarter of the time
+            "probes": [],  # which, with the samples, take a quarter of the time,
             "sample_prompts": 0,
+            "workers": 0,  # as do the threads of a run this short
             "schedule": {"kind": "cosine", "warmup": min(2, choices.get("steps", 2))},
             "out": str(data_folder / out),
             **choices,

@@ -296,7 +296,7 @@ def check_kills(forks: Forks, how: str, moments: int | None = None) -> None:
         assert forks.made(out) == forks.alone[270], event
 
 
-@pytest.mark.parametrize(("how", "moments"), first_of([("kill", 2), ("alarm", 1), ("full disk", 1)]))
+@pytest.mark.parametrize(("how", "moments"), first_of([("kill", 1), ("alarm", 1), ("full disk", 1)]))
 def test_killed_or_disk_full_during_preparation(how: str, moments: int, forks: Forks) -> None:
     check_kills(forks, how, moments)
 

@@ -82,10 +82,10 @@ def test_bfloat16_trains_nearly_as_float32() -> None:
     results = []
     for precision in (torch.float32, torch.bfloat16):
         torch.manual_seed(0)
-        model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
-        update = TrainStep(model, torch.optim.AdamW(model.parameters(), 3e-3), precision=precision, defer_logits=True)
-        results.append([update(batch).loss for batch in batches(4) * 8])
-    assert results[0][-1] < results[0][0] - 2
+        model = gh.build(gh.preset("tiny-decoder", dropout=0.0, n_layers=1, d_model=32, n_heads=2))
+        update = TrainStep(model, torch.optim.AdamW(model.parameters(), 1e-2), precision=precision, defer_logits=True)
+        results.append([update(batch).loss for batch in batches(4) * 4])
+    assert results[0][-1] < results[0][0] - 1
     assert results[1] == pytest.approx(results[0], rel=0.02)
 
 

@@ -152,6 +152,7 @@ def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert draw(journal, tmp_path) == []
 
 
+@pytest.mark.long
 def test_the_same_journal_gives_the_same_bytes_and_settings_stay(tmp_path: Path) -> None:
     journal = journal_of(tmp_path, [{"step": s, "loss": 3.0, "lr": 0.1, "grad_norm": 1.0} for s in range(5)])
     before = dict(matplotlib.rcParams)
@@ -174,6 +175,7 @@ def test_a_failed_plot_keeps_the_previous_one(tmp_path: Path, monkeypatch: pytes
     assert [(tmp_path / f"plots.{kind}").read_bytes() for kind in ("png", "svg")] == before
 
 
+@pytest.mark.long
 def test_pyplot_is_not_touched(tmp_path: Path) -> None:
     """In a process of its own, since another test may have imported it."""
     code = f"""

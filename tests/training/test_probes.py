@@ -204,6 +204,7 @@ def test_first_texts_are_truncated() -> None:
 # No side effects
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("autocast_dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
 def test_the_model_is_unchanged(kind: str, autocast_dtype: torch.dtype) -> None:
@@ -245,6 +246,7 @@ def test_the_model_is_unchanged(kind: str, autocast_dtype: torch.dtype) -> None:
 PLAIN, CHECKPOINTING = {}, {"activation_checkpointing": True, "ema": 0.9}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "choices"),
     [
@@ -268,6 +270,7 @@ def test_training_is_the_same_with_and_without_probes(kind: str, choices: dict[s
 # Content
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("kind", KINDS)
 def test_probes_equal_the_inspection_tools_on_checkpoints(kind: str, data_folder: Path) -> None:
     settings = logged_table(data_folder, kind, keep_checkpoints=100, ema=0.9)  # probes use the weights, not their EMA
@@ -281,6 +284,7 @@ def test_probes_equal_the_inspection_tools_on_checkpoints(kind: str, data_folder
     assert lines[0] != lines[3] != lines[12]
 
 
+@pytest.mark.long
 def test_last_logit_lens_loss_is_the_validation_loss(data_folder: Path) -> None:
     result = train(Run.from_dict(logged_table(data_folder)))
     batch = make_dataset(result.model.spec, result.datasets.validation, batch_size=1, seq_len=LENGTH).batch(range(4))
@@ -356,6 +360,7 @@ def unbroken(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return (data_folder / "run" / "probes.jsonl").read_bytes()
 
 
+@pytest.mark.long
 def test_killed_and_resumed_it_has_the_same_lines(data_folder: Path, unbroken: bytes) -> None:
     settings = logged_table(data_folder)
     killed(settings)
@@ -368,6 +373,7 @@ def test_killed_and_resumed_it_has_the_same_lines(data_folder: Path, unbroken: b
     assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
+@pytest.mark.long
 def test_killed_before_its_first_checkpoint(data_folder: Path, unbroken: bytes) -> None:
     settings = logged_table(data_folder, save_every=100, eval_every=100)
     killed(settings)
@@ -377,6 +383,7 @@ def test_killed_before_its_first_checkpoint(data_folder: Path, unbroken: bytes) 
     assert read(data_folder) == [json.loads(line) for line in (unbroken.splitlines()[0], unbroken.splitlines()[-1])]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at", [1, 5])
 def test_stopped_by_a_signal_it_has_the_same_lines(at: int, data_folder: Path, unbroken: bytes) -> None:
     run = Run.from_dict(logged_table(data_folder))
@@ -386,6 +393,7 @@ def test_stopped_by_a_signal_it_has_the_same_lines(at: int, data_folder: Path, u
     assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
+@pytest.mark.long
 def test_stopped_before_the_first_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch, unbroken: bytes) -> None:
     real = Probes.take
 

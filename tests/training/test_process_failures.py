@@ -157,6 +157,7 @@ def check_kills(folder: Path, kills: int) -> None:
         assert found is None or found[2] == []  # none is damaged
 
 
+@pytest.mark.long
 def test_killed_at_random_and_resumed(data_folder: Path) -> None:
     check_kills(data_folder, 3)
     check_resumed_losses(data_folder)
@@ -267,6 +268,7 @@ def run_with_a_slow_one(rank: int, settings: dict[str, Any]) -> None:
     train(Run.from_dict(settings), progress=False)
 
 
+@pytest.mark.long
 def test_a_straggler_is_named_in_the_metrics(data_folder: Path) -> None:
     settings = settings_of(data_folder, steps=10, save_every=100, eval_every=100, workers=0)
     assert run_in(2, data_folder, settings, run_with_a_slow_one) == [0, 0]

@@ -101,6 +101,7 @@ def _train_too_large(rank: int, world_size: int, settings: dict[str, Any]) -> di
     return train(Run.from_dict(settings), progress=False).report.metrics
 
 
+@pytest.mark.long
 def test_a_model_that_no_device_can_hold_is_evaluated_in_all_processes(data_folder: Path, tmp_path: Path) -> None:
     settings = runs(data_folder)["ema"]
     found = in_processes(tmp_path, 2, _train_too_large, named(settings, data_folder / "two"))
@@ -146,6 +147,7 @@ def test_nan_in_one_process_stops_all_and_names_it(data_folder: Path, tmp_path: 
     assert max(losses(data_folder)) == 2
 
 
+@pytest.mark.long
 def test_torchrun_shows_one_run_and_resumes_in_one_process(data_folder: Path) -> None:
     settings = named(runs(data_folder)["ema"], data_folder / "run", steps=6, schedule="constant")
     (data_folder / "run.toml").write_text(to_toml(settings))

@@ -78,6 +78,7 @@ def save(checkpoints: Checkpoints, step: int, model: Any, update: TrainStep, **m
     checkpoints.save(step, folder_writer(copy.deepcopy(model), None), snapshot, **more)
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("choice", [PLAIN, Muon()], ids=["adamw", "muon"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_equals_uninterrupted(kind: str, choice: Optimizer, tmp_path: Path) -> None:
@@ -158,6 +159,7 @@ def test_a_missing_file_is_named(two_checkpoints: Checkpoints, name: str) -> Non
     assert two_checkpoints.newest()[0] == 1  # type: ignore[index]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("text", ["[" * 200_000, "5", "null", "[]", "{}", '"a"', EMPTY_WITH_CHECKSUM])
 def test_invalid_training_state_is_damaged(two_checkpoints: Checkpoints, text: str) -> None:
     (two_checkpoints.folder(2) / checkpoint_folder.STATE).write_text(text)
@@ -186,6 +188,7 @@ WRITES: list[tuple[Any, str]] = [
 ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EIO, errno.EACCES])
 @pytest.mark.parametrize(("owner", "name"), WRITES, ids=[name for _, name in WRITES])
 def test_a_failed_write_keeps_existing_checkpoints(

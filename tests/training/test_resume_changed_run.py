@@ -62,6 +62,7 @@ def test_first_difference_by_hand() -> None:
     assert Cosine(warmup=0, final_factor=1.0).first_difference(100, 200, 100) is None  # which never falls
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "wsd", "decay_fraction": 0.25, "warmup": 2}])
 def test_raising_steps_equals_a_run_started_with_them(schedule: dict[str, Any], data_folder: Path) -> None:
     """A finished run where the rate stays, and one that is stopped before it falls."""
@@ -131,6 +132,7 @@ def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
 # Evaluations that were cut off
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("at", [1, 3])
 def test_an_interrupted_validation_is_repeated(at: int, data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also that of the last step: lines, the best and the count of patience are those of a run never stopped."""
@@ -200,6 +202,7 @@ CHANGED_MODELS = [
 NEW_VALUES: dict[str, Any] = {"n_heads": 2, "dropout": 0.3, "d_model": 32, "position": "alibi"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(("field", "difference"), CHANGED_MODELS)
 def test_a_changed_model_is_refused_on_resume(field: str, difference: str, data_folder: Path) -> None:
     """Given in the command, and written into run.toml, which then has no trace of the old value."""

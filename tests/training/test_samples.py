@@ -228,6 +228,7 @@ def test_an_engine_captures_no_graph_and_copies_no_weights(
     assert [(one["weights"], one["compile"], bool(one["sites"])) for one in calls] == [("own", False, True)] * 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "choices"),
     first_of(
@@ -259,6 +260,7 @@ def test_sample_prompts_may_change_on_resume(data_folder: Path) -> None:
 # Failures
 
 
+@pytest.mark.long
 def test_killed_and_resumed_has_the_same_lines(data_folder: Path) -> None:
     train(Run.from_dict(logged_table(data_folder, out="whole")))
     settings = logged_table(data_folder)

@@ -141,6 +141,7 @@ def folder_of(root: Path) -> Path:
 # At any number of processes
 
 
+@pytest.mark.long
 def test_every_process_writes_its_shard(saved: Path) -> None:
     shards = sorted(path.name for path in folder_of(saved).glob("*.shard-*"))
     assert shards == [
@@ -158,6 +159,7 @@ def test_saved_by_four_and_loaded_by_one(saved: Path, tmp_path: Path) -> None:
     check_restored(make_checkpointer(tmp_path, Processes(), 1), reference(tmp_path))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("count", "kind", "tensor"),
     [
@@ -175,6 +177,7 @@ def test_saved_by_four_and_loaded_by_others(count: int, kind: str, tensor: int, 
     assert codes == [0] * count
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("count", "kind", "tensor"),
     [
@@ -319,6 +322,7 @@ def fail_to_write(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("failing", "where"), [(1, "shard"), (0, "commit")])
 def test_a_process_killed_while_saving_leaves_no_folder(failing: int, where: str, tmp_path: Path) -> None:
     codes = processes.run_ranks(save_and_fail, 2, tmp_path / "rendezvous", tmp_path, failing, where)
@@ -328,6 +332,7 @@ def test_a_process_killed_while_saving_leaves_no_folder(failing: int, where: str
     check_restored(make_checkpointer(tmp_path, Processes(), 1), reference(tmp_path))
 
 
+@pytest.mark.long
 def test_an_error_of_one_process_is_raised_in_all(tmp_path: Path) -> None:
     assert processes.run_ranks(save_and_fail, 2, tmp_path / "rendezvous", tmp_path, 1, "disk") == [0, 0]
     assert Checkpoints(tmp_path / "checkpoints").steps() == [STEP]

@@ -90,6 +90,7 @@ def test_snapshots_have_the_weights_of_the_checkpoints(data_folder: Path) -> Non
     assert saved_steps(data_folder / "all" / "snapshots") == [0]
 
 
+@pytest.mark.long
 def test_keep_snapshots_limits_their_number_and_does_not_change_training(data_folder: Path) -> None:
     for out, limit in (("few", 4), ("none", 0)):
         train(Run.from_dict(many(data_folder, out, keep_snapshots=limit)))
@@ -104,6 +105,7 @@ def test_keep_snapshots_limits_their_number_and_does_not_change_training(data_fo
         Run.from_dict(many(data_folder, keep_snapshots=-1))
 
 
+@pytest.mark.long
 def test_killed_and_resumed_has_the_same_snapshots(data_folder: Path) -> None:
     choices = {"save_every": 2, "eval_every": 100, "keep_checkpoints": 1, "keep_snapshots": 3}
     train(Run.from_dict(table(data_folder, out="whole", **choices)))
@@ -320,6 +322,7 @@ def test_list_checkpoints_of_a_run(data_folder: Path) -> None:
     assert any(not weight.equal(weights(final.folder)[name]) for name, weight in weights(last.folder).items())
 
 
+@pytest.mark.long
 def test_list_checkpoints_during_training(data_folder: Path) -> None:
     listed: list[SavedCheckpoint] = []
     train(

@@ -53,6 +53,7 @@ def test_an_encoder_is_trained_to_tag(tmp_path: Path) -> None:
     assert again.metrics["accuracy"] > 0.95
     other = write_tagged(tmp_path / "b.jsonl", "figure", "name")
     settings = table(tmp_path / "other", other, **{"from": str(tmp_path / "run" / "model")})
+    settings["train"]["steps"] = 20  # it knows the words
     result = train(Run.from_dict(settings))
     assert result.model.spec.head.labels == ("figure", "name")
     assert result.report.metrics["accuracy"] > 0.95

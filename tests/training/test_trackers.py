@@ -89,6 +89,7 @@ def test_infinity_is_written(tmp_path: Path) -> None:
     assert shown(tmp_path) == {"grad_norm": [(0, math.inf)]}
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("start", [0, 3, 5])
 def test_a_resumed_run_shows_each_step_once(start: int, tmp_path: Path) -> None:
     first = Trackers(tmp_path, name="tiny")
