@@ -32,8 +32,12 @@ demo: $(VENV)/.ready  ## open the page on a trained model, and train a small one
 pictures: browser  ## take the screenshots of docs/look.md
 	$(BIN)/python docs/pictures.py --chromium $$($(BIN)/python tests/chromium.py)
 
-test: lint types browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error
-	$(TMP) $(PYTEST) -m 'not long'
+# mypy has one thread, and so runs beside the tests.
+test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error (six minutes)
+	@mkdir -p build
+	@$(BIN)/mypy > build/mypy.log 2>&1 & types=$$!; \
+	  $(TMP) $(PYTEST) -m 'not long'; tests=$$?; \
+	  wait $$types; types=$$?; cat build/mypy.log; exit $$((tests + types))
 
 # Every long suite of a CPU, the gate first.
 CHECK := test numerics examples models text generation training distributed simulate serving serving-load page inspection claims commands wheel docs oldest-torch coverage mutants

@@ -421,6 +421,7 @@ CAUSAL = {
 }
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("choice", CAUSAL)
 @pytest.mark.parametrize("kind", ["decoder", "seq2seq"])
 def test_a9_later_token_changes_nothing_before_it(

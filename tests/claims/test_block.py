@@ -282,6 +282,7 @@ def test_b4_only_attention_moves_information(build_model: BuildModel, record_cal
 # B5 ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_b5_residual_connections_preserve_gradients(placement: str) -> None:
     """At 24 layers with standard deviation 0.02, gradients vanish before the first layer without the `x +`."""

@@ -136,6 +136,7 @@ def test_l2_gradients_agree_with_finite_differences(build_model: BuildModel, nam
     check_gradients(model, make_call(model, choices))
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
 def test_l2_gradients_with_sequence_packing(build_model: BuildModel, kind: str) -> None:
@@ -171,6 +172,7 @@ def test_l2_models_cover_every_component() -> None:
     assert {type(model) for model in made} == set(get_args(spec.Spec))
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("kv_heads", [2, 1])
 @pytest.mark.parametrize("form", ["none", "causal", "bool", "float"])
 @pytest.mark.parametrize("backend", [Sdpa, Explicit])

@@ -361,6 +361,7 @@ def ragged() -> list[bytes]:
     return [*given, b"stray \xff\xfe bytes", "né 你好".encode()]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_lines_are_answered_in_order_as_one_by_one(house: House, lines: Callable[..., Done]) -> None:
     given = ragged()
@@ -489,6 +490,7 @@ def read_all(descriptor: int) -> str:
 # The ends that others make
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_ctrl_c_leaves_what_was_written_and_no_traceback(house: House, request: pytest.FixtureRequest) -> None:
     process = Forked("generate", house["decoder"], PROMPT, "--max-new-tokens", "3900", "--min-new-tokens", "3900")

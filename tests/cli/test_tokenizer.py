@@ -103,6 +103,7 @@ def test_encode_prints_the_ids_of_the_library(call: Call, tmp_path: Path) -> Non
     assert call("tokenizer", "decode", folder, stdin=b"").out == ""
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_decode_undoes_encode_on_any_bytes_through_real_pipes(call: Call, tmp_path: Path) -> None:
     folder = train(call, tmp_path, HUGS, 266)

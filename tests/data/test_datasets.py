@@ -434,6 +434,7 @@ def samples(
 STEPS = (0, 1, 17, 400)
 
 
+@pytest.mark.few(3)
 def test_every_number_of_workers_gives_the_same_batches(samples: Dataset) -> None:
     alone = Batches(samples, 8)
     for workers in (1, 2, 4):
@@ -443,6 +444,7 @@ def test_every_number_of_workers_gives_the_same_batches(samples: Dataset) -> Non
         stream.close()
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_every_number_of_processes_sees_the_same_global_batches(samples: Dataset, ranks: int) -> None:
     for step in STEPS:

@@ -279,6 +279,7 @@ TestEngineMachine.settings = settings(
 )
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_hundreds_of_requests_leak_no_slots_or_tensors() -> None:
     model, rng = MODELS["llama"], random.Random(0)

@@ -71,6 +71,7 @@ def test_each_request_is_steered_as_by_an_edit(
     assert len(found) > 8
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.3, "seed": 8}])
 def test_neighbours_are_bit_equal_to_alone(
     model: gh.models.Decoder, vectors: dict[str, SteeringVector], settings: dict[str, float]

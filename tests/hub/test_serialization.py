@@ -37,6 +37,7 @@ def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
 # What no family can say -------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("name", gh.presets())
 def test_every_preset_is_saved_and_comes_back(name: str, tmp_path: Path) -> None:
     small = {"n_layers": 2, "d_model": 32, "n_heads": 4, "vocab_size": 61, "max_len": 16}

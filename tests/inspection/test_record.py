@@ -140,6 +140,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("tile", [1, 50, 2**20])
 @pytest.mark.parametrize(("name", "cut"), PARTS)
 def test_a_slice_equals_the_slice_of_the_whole(

@@ -198,6 +198,7 @@ def test_parameters_initialization_and_adapters(names: tuple[str, ...]) -> None:
     assert ("stack.blocks.1.feedforward.layer.left" in linears) == ("feedforward" in names)
 
 
+@pytest.mark.few(4)
 @every_kind
 @pytest.mark.parametrize("frozen", [(), ("token_embedding", "stack.position", "stack.blocks.0")])
 def test_flops_equal_torchs_count(names: tuple[str, ...], frozen: tuple[str, ...]) -> None:
@@ -279,6 +280,7 @@ def step_through(model: gh.models.Model, prompt: Prompt, **params: int) -> list[
     return cards
 
 
+@pytest.mark.few(6)
 @every_kind
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 def test_step_through(names: tuple[str, ...], placement: str) -> None:

@@ -86,6 +86,7 @@ def permuted(tok: gh.Tokenizer, folder: Path) -> tuple[gh.Tokenizer, list[int]]:
     return edited(tok, folder, edit), order
 
 
+@pytest.mark.few(3)
 @every_head
 def test_the_same_tokenizer_changes_nothing(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head)
@@ -102,6 +103,7 @@ def test_the_same_tokenizer_changes_nothing(kind: str, head: dict[str, object]) 
         assert one.requires_grad
 
 
+@pytest.mark.few(3)
 @every_head
 def test_other_ids_for_the_same_tokens(kind: str, head: dict[str, object], tmp_path: Path) -> None:
     new, order = permuted(SMALL, tmp_path)
@@ -119,6 +121,7 @@ def test_other_ids_for_the_same_tokens(kind: str, head: dict[str, object], tmp_p
     assert grafted.tokenizer_fingerprint == new.fingerprint
 
 
+@pytest.mark.few(3)
 @every_head
 def test_more_merges(kind: str, head: dict[str, object]) -> None:
     assert [LARGE.id_to_token(number) for number in range(266)] == [

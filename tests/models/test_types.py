@@ -36,6 +36,7 @@ def test_half_precision_follows_float32(how: str, position: str, softcap: float 
         assert (result.float() - expected)[mask].norm() < 0.05 * expected[mask].norm()
 
 
+@pytest.mark.few(5)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", gh.presets())
 def test_copies_and_pickles_compute_the_same(name: str) -> None:

@@ -70,6 +70,7 @@ def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
     assert spread(model.token_embedding.table.weight) == near(128**-0.5)
 
 
+@pytest.mark.few(6)
 @pytest.mark.slow
 @pytest.mark.parametrize("name", gh.presets())
 def test_every_parameter_is_initialized_by_the_seed(name: str) -> None:

@@ -52,6 +52,7 @@ def test_loss_and_gradients_are_those_of_torch(
         assert torch.allclose(one, other, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("needed", [(True, True), (True, False), (False, True)])
 def test_as_one_operation_it_computes_the_same(

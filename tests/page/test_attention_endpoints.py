@@ -95,6 +95,7 @@ def same(told: Tensor, known: Tensor) -> None:
     torch.testing.assert_close(told, known, rtol=0, atol=4e-7)  # a few roundings of numbers below 1
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_a_short_map_is_the_pattern_in_both_sizes(name: str) -> None:
     traces = made(name)
@@ -114,6 +115,7 @@ def test_a_short_map_is_the_pattern_in_both_sizes(name: str) -> None:
             same(told, seen[head])
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize(("preset", "kept_from"), first_of([("tiny-encoder", 9), ("tiny-decoder", 0)]))
 def test_tiles_are_max_pooled(preset: str, kept_from: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,6 +208,7 @@ def test_a_query_key_pair_adds_up(name: str) -> None:
             assert [one["weight"] for one in told["top"]] == [float(row[k]) for k in order]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", SPECS)
 def test_scores_are_those_of_head_scores(name: str) -> None:
     traces = made(name)

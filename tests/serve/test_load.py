@@ -70,11 +70,12 @@ class Load:
         writer.close()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("slots", "seconds"),
     [
-        pytest.param(STREAMS, 2, marks=pytest.mark.slow),
-        pytest.param(64, SECONDS, marks=pytest.mark.long),  # most streams wait for a slot
+        (STREAMS, 2),
+        (64, SECONDS),  # most streams wait for a slot
     ],
 )
 def test_many_streams(slots: int, seconds: float, tok: gh.Tokenizer, decoder: gh.models.Decoder) -> None:

@@ -84,6 +84,7 @@ def check_tiktoken(pattern: str, size: int) -> None:
     assert [number for row in slow for number in row] == ids[: ends[2]].tolist()
 
 
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_ids_are_those_of_tiktoken(pattern: str) -> None:
@@ -96,6 +97,7 @@ def test_ids_are_those_of_tiktoken_on_ten_megabytes(pattern: str) -> None:
     check_tiktoken(pattern, 10_000_000)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_transformers_reads_what_is_saved(pattern: str, tmp_path: Path) -> None:
     tok = trained(pattern)

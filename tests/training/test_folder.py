@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from examples import first_of
 from runs import RecordingReporter, losses, table, write_data
 
 import glasshouse as gh
@@ -296,7 +295,8 @@ def check_kills(forks: Forks, how: str, moments: int | None = None) -> None:
         assert forks.made(out) == forks.alone[270], event
 
 
-@pytest.mark.parametrize(("how", "moments"), first_of([("kill", 1), ("alarm", 1), ("full disk", 1)]))
+@pytest.mark.long
+@pytest.mark.parametrize(("how", "moments"), [("kill", 1), ("alarm", 1), ("full disk", 1)])
 def test_killed_or_disk_full_during_preparation(how: str, moments: int, forks: Forks) -> None:
     check_kills(forks, how, moments)
 

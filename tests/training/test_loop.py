@@ -147,6 +147,7 @@ def test_out_of_memory_raises_grad_accum_and_trains_the_same(
         assert other[step] == pytest.approx(loss, rel=1e-4)
 
 
+@pytest.mark.long
 def test_rng_is_restored_after_out_of_memory(
     data_folder: Path, put_run: PutRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,7 @@ def run_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(TrainStep, "__init__", init)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_nan_loss_stops_before_the_update(data_folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
     run = Run.from_dict(table(data_folder, grad_accum=1))
@@ -239,6 +241,7 @@ def test_running_ahead_changes_nothing(data_folder: Path, put_run: PutRun, monke
     assert_same(data_folder, "run", "whole")
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
@@ -265,6 +268,7 @@ def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(
     assert all(weight.isfinite().all() for weight in weights(data_folder).values())
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_nan_batch_before_the_first_checkpoint_is_skipped(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool
@@ -328,6 +332,7 @@ def train_within_a_limit(settings: dict[str, Any], connection: Connection) -> No
     connection.send(str(error.value))
 
 
+@pytest.mark.long
 def test_a_file_size_limit_is_reported_as_one_error(data_folder: Path) -> None:
     with processes.started(train_within_a_limit, table(data_folder, eval_every=100)) as (_, connection):
         (message,) = processes.received(connection)
@@ -410,6 +415,7 @@ def test_lora_trains_adapters_only_and_resumes(data_folder: Path, put_run: PutRu
     assert_same(data_folder, "whole", "run")
 
 
+@pytest.mark.long
 def test_the_ema_of_an_adapter_is_that_of_the_model(data_folder: Path, put_run: PutRun) -> None:
     put_run("base")
     for out, more in (("mean", {"ema": 0.9}), ("best", {"ema": 0.9, "patience": 1, "eval_every": 1})):

@@ -65,6 +65,7 @@ def text_of(corpus: Corpus, tok: Tokenizer) -> str:
     return "\n".join(tok.decode(part, skip_special_tokens=True) for item in items for part in item)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("kind", ["text", "pairs", "labelled", "tagged", "chat"])
 def test_the_tokenizer_is_trained_on_the_training_set_only(

@@ -293,6 +293,7 @@ def test_last_logit_lens_loss_is_the_validation_loss(data_folder: Path) -> None:
     )
 
 
+@pytest.mark.long
 def test_lora_is_included(data_folder: Path) -> None:
     base = train(Run.from_dict(logged_table(data_folder, out="base")))
     settings = begins_from(
@@ -383,7 +384,7 @@ def test_killed_before_its_first_checkpoint(data_folder: Path, unbroken: bytes) 
     assert read(data_folder) == [json.loads(line) for line in (unbroken.splitlines()[0], unbroken.splitlines()[-1])]
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("at", [1, 5])
 def test_stopped_by_a_signal_it_has_the_same_lines(at: int, data_folder: Path, unbroken: bytes) -> None:
     run = Run.from_dict(logged_table(data_folder))
@@ -410,6 +411,7 @@ def test_stopped_before_the_first_step(data_folder: Path, monkeypatch: pytest.Mo
     assert (data_folder / "run" / "probes.jsonl").read_bytes() == unbroken
 
 
+@pytest.mark.long
 def test_a_run_that_rolls_back_has_one_line_per_step(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real, calls = Objective.loss, []
 

@@ -95,6 +95,7 @@ def stop_rank(rank: int, settings: dict[str, Any]) -> None:
     assert stopped.value.step == 9
 
 
+@pytest.mark.long
 def test_a_signal_to_one_process_saves_in_all(whole: Path, data_folder: Path) -> None:
     settings = settings_of(data_folder)
     assert run_in(2, data_folder, settings, stop_rank) == [0, 0]

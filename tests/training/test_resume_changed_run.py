@@ -110,6 +110,7 @@ def test_a_schedule_that_cannot_be_extended_is_explained(data_folder: Path) -> N
     )
 
 
+@pytest.mark.long
 def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
     """Else its evaluations would be of other samples from there on, and patience of other lengths."""
     choices = {"schedule": {"kind": "constant"}, "eval_every": 0, "save_every": 0, "eval_samples": 0}
@@ -226,6 +227,7 @@ def test_a_changed_model_is_refused_on_resume(field: str, difference: str, data_
     assert train(Run.load(folder)).steps == 12
 
 
+@pytest.mark.long
 def test_damaged_journals_do_not_prevent_a_resume(data_folder: Path) -> None:
     choices = {"sample_prompts": 1, "probes": None, "steps": 4, "save_every": 2}
     train(Run.from_dict(bare(data_folder, out="whole", **choices)))

@@ -247,6 +247,7 @@ def test_training_is_the_same_with_and_without_samples(kind: str, choices: dict[
     assert [line["step"] for line in read(data_folder)] == [0, 3, 4, 6, 8, 9, 12]
 
 
+@pytest.mark.long
 def test_sample_prompts_may_change_on_resume(data_folder: Path) -> None:
     train(Run.from_dict(logged_table(data_folder, "seq2seq", steps=3, sample_prompts=1)))
     before = read(data_folder)

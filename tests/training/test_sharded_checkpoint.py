@@ -159,7 +159,7 @@ def test_saved_by_four_and_loaded_by_one(saved: Path, tmp_path: Path) -> None:
     check_restored(make_checkpointer(tmp_path, Processes(), 1), reference(tmp_path))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "kind", "tensor"),
     [
@@ -177,7 +177,7 @@ def test_saved_by_four_and_loaded_by_others(count: int, kind: str, tensor: int, 
     assert codes == [0] * count
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("count", "kind", "tensor"),
     [
@@ -322,7 +322,7 @@ def fail_to_write(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("failing", "where"), [(1, "shard"), (0, "commit")])
 def test_a_process_killed_while_saving_leaves_no_folder(failing: int, where: str, tmp_path: Path) -> None:
     codes = processes.run_ranks(save_and_fail, 2, tmp_path / "rendezvous", tmp_path, failing, where)

@@ -119,6 +119,7 @@ def test_killed_and_resumed_has_the_same_snapshots(data_folder: Path) -> None:
         assert_equal(weights(one / step_folder_name(step)), weights(other / step_folder_name(step)))
 
 
+@pytest.mark.long
 def test_lora_is_merged(data_folder: Path) -> None:
     base = train(Run.from_dict(table(data_folder, out="base", steps=2)))
     settings = many(data_folder, lora={"rank": 2}, lr=0.05)
@@ -181,6 +182,7 @@ def test_killed_while_moving(tmp_path: Path) -> None:
         assert_intact(data_folder)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", ["rename", "unlink", "mkdir"])
 def test_killed_at_each_call(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Snapshots are complete after every call that moves files, and leftovers are deleted."""
