@@ -130,6 +130,7 @@ def _greedy(folder: str, prompt: str, count: str) -> None:
     print(tok.decode(ids).removeprefix(prompt))
 
 
+@pytest.mark.long
 def test_its_view_is_in_a_saved_page_with_its_numbers(site: Path, trained: tuple[Path, str]) -> None:
     folder, _ = trained
     done = fork(site, folder, "look", "run", "--text", "to be", "--view", "gates", "--save", "page.html")
@@ -156,6 +157,7 @@ def _save_native(folder: str) -> None:
     gh.save(gh.build(gh.preset("tiny-decoder", attention="gated", position="learned")), None, folder)
 
 
+@pytest.mark.long
 def test_its_callback_is_called(site: Path, trained: tuple[Path, str]) -> None:
     folder, _ = trained
     assert fork(site, folder, "called", target=_with_callback).code == 0
@@ -163,6 +165,7 @@ def test_its_callback_is_called(site: Path, trained: tuple[Path, str]) -> None:
     assert [line["gate_norm"] > 0 for line in lines] == [True, True]
 
 
+@pytest.mark.long
 def test_without_it_its_folders_are_refused_in_one_sentence(site: Path, trained: tuple[Path, str]) -> None:
     folder, _ = trained
     assert fork(site, folder, "native", target=_save_native).code == 0

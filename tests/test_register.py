@@ -234,6 +234,7 @@ OTHER = View("other", "Other", {"lens": VIEWS["residual"].endpoints["lens"]}, la
 THIRD = replace(OTHER, name="third", endpoints={"next": VIEWS["residual"].endpoints["lens"]})  # of the page
 
 
+@pytest.mark.long
 def test_importing_and_building_look_for_no_package(tmp_path: Path) -> None:
     code = (
         "import sys, glasshouse as gh\n"

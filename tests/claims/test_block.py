@@ -56,6 +56,7 @@ def last_stack(model: nn.Module) -> Any:  # noqa: ANN401
 # B1 and B2 --------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
@@ -210,6 +211,7 @@ def reference_embedding(model: nn.Module, ids: Tensor, position: str) -> Tensor:
     return vectors
 
 
+@pytest.mark.few(5)
 @pytest.mark.parametrize("position", ["none", "learned", "sinusoidal", "rotary"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
 def test_b4_residual_stream_is_the_sum_of_sublayer_outputs(
@@ -357,6 +359,7 @@ def gradient_norm(module: nn.Module) -> float:
 # B7 ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
 def test_b7_dropout_only_in_training(build_model: BuildModel, kind: str, placement: str) -> None:

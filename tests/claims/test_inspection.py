@@ -51,6 +51,7 @@ def test_v2_logit_lens_at_every_layer_ends_at_the_model_output(
 # V3 ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize("kind", ["decoder", "encoder", "seq2seq"])
 def test_v3_logit_is_the_sum_of_contributions(

@@ -60,6 +60,7 @@ def test_e4_nearest_tokens_are_of_the_same_kind_after_training(kind: str) -> Non
     assert abs(shares["drawn anew"] - chance) < 5 * spread
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("trained", [False, True])
 def test_p8_nearest_token_of_the_sum_is_the_token(trained: bool) -> None:
     """Every token at every position; the position is not small beside it."""

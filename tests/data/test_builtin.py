@@ -70,7 +70,7 @@ def test_the_names_and_kinds() -> None:
         assert bool(builtin_dataset(name).labels) == (name == "langid")
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", builtin_datasets())
 @pytest.mark.parametrize("split", SPLITS)
 def test_items_from_a_start_are_the_tail_and_nothing_before_is_made(name: str, split: str) -> None:
@@ -216,6 +216,7 @@ def test_a_library_without_sources_is_an_error(library: Path) -> None:
         builtin_dataset("stdlib").items()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_library_of_this_interpreter() -> None:
     names = every_name()
@@ -281,6 +282,7 @@ def read_numbers(source: str) -> str | None:
     return f"{year}-{int(month):02}-{int(day):02}"
 
 
+@pytest.mark.long
 def test_numeric_dates_by_an_independent_reader() -> None:
     read = Counter()
     for locale, forms in dates.formats().items():
@@ -291,6 +293,7 @@ def test_numeric_dates_by_an_independent_reader() -> None:
     assert set(read) == set(dates.LOCALES)
 
 
+@pytest.mark.long
 def test_no_text_means_two_dates_in_a_leap_year() -> None:
     # The year is the one number of four digits, so what holds in one year holds in all.
     meaning: dict[str, datetime.date] = {}
@@ -354,6 +357,7 @@ def test_every_locale_has_names_and_numbers() -> None:
             assert len({tuple(texts.values()) for texts in form.weekdays}) in (1, 7)
 
 
+@pytest.mark.long
 def test_no_date_is_in_two_splits() -> None:
     iso = {split: {target for _, target in sample("dates", split, 50_000)} for split in SPLITS}
     assert not iso["train"] & (iso["validation"] | iso["test"])
@@ -408,7 +412,7 @@ def test_the_best_possible_accuracy_by_hand(monkeypatch: pytest.MonkeyPatch) -> 
     assert langid.bayes_accuracy("test") == (1 + 3 / 4 + 5 / 8) / 3
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("split", SPLITS)
 def test_the_best_possible_accuracy_by_enumeration(split: str) -> None:
     known = langid.names()[split]

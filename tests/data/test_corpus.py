@@ -78,6 +78,7 @@ def test_the_manifest_has_hashes_of_all_files(texts: Texts, tok: gh.Tokenizer, t
     assert np.load(tmp_path / "corpus" / shard["ids"]["file"]).dtype == np.uint16  # anyone's numpy reads it
 
 
+@pytest.mark.long
 def test_a_large_vocabulary_takes_four_bytes(tmp_path: Path) -> None:
     vocab = {"<unk>": 0, "<end>": 1} | {f"w{n}": n for n in range(2, 70_000)}
     model = {"type": "WordLevel", "vocab": vocab, "unk_token": "<unk>"}
@@ -449,7 +450,7 @@ def failing_after(calls: int, original: Callable[..., None]) -> Callable[..., No
 LATER = ("labelled", "tagged", "chat", "preferences")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["text", "pairs", *(pytest.param(kind, marks=pytest.mark.long) for kind in LATER)])
 def test_stopped_anywhere_it_resumes_to_the_same_files(

@@ -290,6 +290,7 @@ def test_one_of_six_wrong_is_one_of_six(translator: Any, tok: gh.Tokenizer, tmp_
     assert none.examples == []
 
 
+@pytest.mark.long
 def test_all_items_are_evaluated_by_default(translator: Any, tok: gh.Tokenizer, tmp_path: Path) -> None:  # noqa: ANN401
     """The last item of 201 is the only one that is wrong."""
     many = [*PAIRS.items()] * 33 + [("yes", "ja"), ("no", "nein"), ("and", "oder")]

@@ -40,7 +40,7 @@ def draw(count: int, seed: int) -> list[list[int]]:
     ]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("weights", first_of(["copy", "own"]))
 @pytest.mark.parametrize("kind", KINDS)
 def test_neighbours_change_no_bit(kind: str, weights: gh.generation.Weights) -> None:

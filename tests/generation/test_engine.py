@@ -103,7 +103,7 @@ def speculators(kind: str) -> Iterator[Speculator]:
         yield DraftModel(MODELS[kind], n_draft_tokens=4)  # one that is always right
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_speculative_greedy_equals_plain_greedy(kind: str) -> None:

@@ -51,7 +51,7 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
     return [[rng.randrange(N_IDS) for _ in range(rng.choice((1, 2, 5, 30, 60)))] for _ in range(count)]
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}, {"beams": 3}])
 @pytest.mark.parametrize("prefill_chunk", [256, 7])  # prompts in one pass, and in pieces
 def test_each_request_is_steered_as_by_an_edit(

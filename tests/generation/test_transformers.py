@@ -334,7 +334,7 @@ def first_choice(pair: Pair, prompt: list[int], search: SearchSettings, ours: Co
     return Difference(story, abs(ours.score - theirs.score))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 def test_greedy(pair: Pair, record_property: Callable[[str, object], None]) -> None:
     ours = gh.generate(pair.ours, None, pair.prompts, max_new_tokens=NEW, slots=8)
     check_greedy(pair, ours, record_property)

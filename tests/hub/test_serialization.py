@@ -373,6 +373,7 @@ def test_a_model_changed_by_hand_is_refused_and_the_old_one_stays(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_compiled_model_is_saved_as_the_model_it_is(tmp_path: Path) -> None:
     model = tiny()

@@ -426,6 +426,7 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
     return x
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
 @pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
 def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head: int) -> None:

@@ -64,6 +64,7 @@ def assert_holds(cache: Cache, rows: Tokens) -> None:
             assert torch.equal(values[number, :, slots], v[0]), (layer, number)
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("chunk", [None, 3])
 @pytest.mark.parametrize("seed", range(4))
 def test_cache_equals_lists(seed: int, chunk: int | None) -> None:

@@ -62,6 +62,7 @@ def test_by_hand() -> None:
         assert linear(x[:1]).tolist() == [[13.0, 17.5, 34.0]]
 
 
+@pytest.mark.few(3)
 @needs_prepacking
 @pytest.mark.parametrize("stored", ["as is", "transposed", "a slice of three"])
 @pytest.mark.parametrize(("n", "k"), [(768, 768), (1000, 300), (257, 2048)])

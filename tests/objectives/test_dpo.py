@@ -287,6 +287,7 @@ class Stop(Callback):
             trainer.stop()
 
 
+@pytest.mark.long
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path) -> None:
     gh.train(settings(tmp_path, "whole"), progress=False)
     gh.train(settings(tmp_path, "parts"), progress=False, callbacks=[Stop()])

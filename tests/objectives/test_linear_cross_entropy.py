@@ -126,6 +126,7 @@ def test_logits_at_the_target_positions_suffice() -> None:
     assert [tuple(one.target_positions.shape) for one in some.microbatches(3)] == [(1, 3)] * 3
 
 
+@pytest.mark.long
 def test_other_numbers_of_tokens_are_not_compiled_again() -> None:
     torch.compiler.reset()
     counter = CompileCounter()

@@ -59,6 +59,7 @@ def by_hand(logits: Tensor, batch: Batch, smoothing: float) -> tuple[float, int,
     return loss, n_correct, n_targets
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize("kind", ["next token", "masked token", "pairs", "labels"])
 def test_every_kind_of_batch(kind: str, smoothing: float) -> None:

@@ -214,6 +214,7 @@ def test_a_run_keeps_its_heads_as_drafts(tmp_path: Path) -> None:
     assert drafted.ids == gh.generate(model, tok, "to be", 12)[0].ids
 
 
+@pytest.mark.long
 def test_a_run_may_drop_its_heads(tmp_path: Path) -> None:
     """The model is one without them: by its spec, its tensors and what it predicts; checkpoints keep them."""
     gh.train(gh.Run.from_dict(settings(tmp_path, "kept")), progress=False)

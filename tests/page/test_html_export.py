@@ -100,7 +100,6 @@ def test_the_save_button_saves_the_current_view(
     saved.context.close()
 
 
-@pytest.mark.smoke
 def test_a_hostile_text_is_escaped(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
     model, tok = decoder
     text = "</script><script>document.title='acted'</script><!-- \u2028 ' \" \\ "

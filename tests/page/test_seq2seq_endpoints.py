@@ -140,6 +140,7 @@ def test_finish_reasons_of_hypotheses() -> None:
     assert reasons == {"stop", "length"}  # or the test above says little
 
 
+@pytest.mark.long
 def test_beam_search_ignores_the_target() -> None:
     traces = made()
     plain = seq2seq.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))

@@ -213,6 +213,7 @@ class FailsFor:
         monkeypatch.setattr(runner, "run", failing)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("error", [torch.OutOfMemoryError("out of memory"), RuntimeError("kernel")])
 def test_a_failing_request_fails_no_other(
     small: Server, monkeypatch: pytest.MonkeyPatch, tok: gh.Tokenizer, error: Exception

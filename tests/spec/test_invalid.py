@@ -186,6 +186,7 @@ def test_a_prefix_that_goes_past_a_cached_call_is_refused() -> None:
         decoder(ids, prefix_lengths=torch.tensor([4]), cache=decoder.make_cache(1, 8))
 
 
+@pytest.mark.long
 def test_a_compiled_step_past_the_end_of_a_cache_stops_too() -> None:
     model = fresh()
     step, cache = torch.compile(model, backend="eager"), model.make_cache(1, 2)

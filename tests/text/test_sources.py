@@ -456,6 +456,7 @@ def test_csv_lines_worked_by_hand() -> None:
     assert documents(read_chunks([path])) == [b'one\n"two", three', b"last"]
 
 
+@pytest.mark.long
 def test_a_line_of_many_megabytes() -> None:
     long = "wörd " * 3_000_000
     for name, data in (

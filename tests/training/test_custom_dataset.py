@@ -133,6 +133,7 @@ def test_a_dataset_of_ours_trains_as_the_settings_would(tmp_path: Path) -> None:
         train(run(tmp_path, "one"), progress=False, dataset=pair[0])
 
 
+@pytest.mark.long
 def test_a_tensor_dataset_trains_a_classifier(tmp_path: Path) -> None:
     ids = torch.randint(0, VOCABULARY, (60, 5), generator=torch.Generator().manual_seed(0))
     choice = {"preset": "tiny-encoder", "head": {"kind": "sequence_classification", "n_labels": 2}}

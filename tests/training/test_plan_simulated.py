@@ -104,7 +104,7 @@ def compare(size: str, replicas: int, shards: int, monkeypatch: pytest.MonkeyPat
     assert traffic.all_reduce == pytest.approx(2 * found["allreduce_"] * (replicas - 1) / replicas, rel=0.01)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(("replicas", "shards"), [(1, 8), (4, 2)])
 def test_shards_and_traffic_of_a_small_model(replicas: int, shards: int, monkeypatch: pytest.MonkeyPatch) -> None:
     compare("small", replicas, shards, monkeypatch)
@@ -151,7 +151,7 @@ def compare_peak(size: str, shards: int, rows: int, monkeypatch: pytest.MonkeyPa
     assert planned.at(rows, 512).peak == pytest.approx(peak, rel=0.15)
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("rows", [1, 16])
 def test_peak_of_a_small_model(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
     compare_peak("small", 8, rows, monkeypatch)

@@ -203,7 +203,7 @@ CHANGED_MODELS = [
 NEW_VALUES: dict[str, Any] = {"n_heads": 2, "dropout": 0.3, "d_model": 32, "position": "alibi"}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(("field", "difference"), CHANGED_MODELS)
 def test_a_changed_model_is_refused_on_resume(field: str, difference: str, data_folder: Path) -> None:
     """Given in the command, and written into run.toml, which then has no trace of the old value."""

@@ -51,9 +51,13 @@ def test_an_encoder_is_trained_to_tag(tmp_path: Path) -> None:
     assert model.spec.head == head
     again = gh.evaluate(model, tok, path, kind="tagged")
     assert again.metrics["accuracy"] > 0.95
+
+
+@pytest.mark.long
+def test_a_tagger_learns_other_labels(tmp_path: Path) -> None:
+    train(Run.from_dict(table(tmp_path / "run", write_tagged(tmp_path / "a.jsonl"))))
     other = write_tagged(tmp_path / "b.jsonl", "figure", "name")
     settings = table(tmp_path / "other", other, **{"from": str(tmp_path / "run" / "model")})
-    settings["train"]["steps"] = 20  # it knows the words
     result = train(Run.from_dict(settings))
     assert result.model.spec.head.labels == ("figure", "name")
     assert result.report.metrics["accuracy"] > 0.95
