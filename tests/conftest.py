@@ -1,5 +1,6 @@
 """Settings every test runs under."""
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -60,6 +61,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for number, case in enumerate(cases):
             if number not in few:
                 case.add_marker("long")
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage collection pass over what was imported, which stays."""
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -70,7 +70,7 @@ def test_the_names_and_kinds() -> None:
         assert bool(builtin_dataset(name).labels) == (name == "langid")
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", builtin_datasets())
 @pytest.mark.parametrize("split", SPLITS)
 def test_items_from_a_start_are_the_tail_and_nothing_before_is_made(name: str, split: str) -> None:

@@ -35,6 +35,7 @@ def test_a_number_alone_goes_where_it_goes_among_others(n: int, seed: int, data:
     assert all(0 <= number < n for number in alone)
 
 
+@pytest.mark.long
 def test_all_permutations_of_four_are_about_equally_frequent() -> None:
     draws = 8000
     orders, counts = np.unique(

@@ -114,6 +114,7 @@ def test_neighbours_are_not_touched(model: gh.models.Decoder, settings: dict[str
     assert all(set(one.ids) <= {20, 21, 22} for one in constrained)
 
 
+@pytest.mark.long
 def test_samples_follow_the_allowed_distribution(model: gh.models.Decoder) -> None:
     with torch.no_grad():
         logits = model(torch.tensor([[1, 2]]))[0, -1]

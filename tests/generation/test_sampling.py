@@ -399,7 +399,7 @@ def test_chi_square_detects_a_small_bias() -> None:
         assert_sampled_from(right, torch.searchsorted(wrong.cumsum(0), numbers, right=True).clamp(max=11))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "options",
     [

@@ -360,7 +360,7 @@ def check_greedy(pair: Pair, ours: list[Completion], record_property: Callable[[
     report(pair, len(ours), ties, record_property)
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "turn", first_of([*range(len(SEARCH_SETTINGS))], 2), ids=[f"penalty {a}, early {b}" for a, b in SEARCH_SETTINGS]
 )

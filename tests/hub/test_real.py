@@ -69,6 +69,7 @@ def test_saved_and_loaded_it_is_the_same(sentences: list[str], tmp_path: Path) -
     assert [theirs(text)["input_ids"] for text in plain] == [tok.encode(text) for text in plain]
 
 
+@pytest.mark.long
 def test_vectors_can_be_trained_on() -> None:
     model, tok = gh.load(FOLDER)
     reader = torch.nn.Linear(384, 2)

@@ -200,6 +200,7 @@ def test_refused_in_one_sentence(refuse_case: RefuseCase, name: str) -> None:
     refuse_case(CASES[name])
 
 
+@pytest.mark.long
 def test_json_as_deep_as_the_parser_allows_is_refused_in_one_sentence(model: Path) -> None:
     limit = sys.getrecursionlimit()
     for depth in range(limit - 250, limit):

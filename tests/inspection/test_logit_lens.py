@@ -146,7 +146,7 @@ def check_slowly(model: Model, true: list[list[int | None]], **call: Tensor) -> 
                 assert seen.loss[layer, b, i].item() == pytest.approx(loss, rel=1e-9, abs=1e-9, nan_ok=True)
 
 
-@pytest.mark.few(3)
+@pytest.mark.few(2)
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("kind", "head"),

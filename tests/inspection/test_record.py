@@ -483,6 +483,7 @@ def test_a_second_record_of_the_same_model_waits() -> None:
     assert order == ["first", "other"]
 
 
+@pytest.mark.long
 def test_a_compiled_model_is_recorded_and_stays_compiled() -> None:
     torch.compiler.reset()
     model = small().float()

@@ -36,6 +36,7 @@ def test_an_encoder_decoder_has_the_sites_of_both_stacks() -> None:
     assert {name for name in decoder if name.startswith("cross_")} == {f"cross_{name}.0" for name in cross}
 
 
+@pytest.mark.long
 def test_a_compiled_model_has_the_sites_of_the_wrapped_model() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     assert sites(torch.compile(model)) == sites(model)

@@ -244,6 +244,7 @@ def test_columns_are_inferred_or_named(tmp_path: Path) -> None:
         gh.data.prepare(path, tok, tmp_path / "c", kind="preferences", columns=["q", "good"])
 
 
+@pytest.mark.long
 def test_the_built_in_preferences_follow_their_rule() -> None:
     found = gh.data.builtin_dataset("preferences")
     items = [found.item("validation", index) for index in range(200)]

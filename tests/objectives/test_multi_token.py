@@ -227,6 +227,7 @@ def test_a_run_may_drop_its_heads(tmp_path: Path) -> None:
     assert all(torch.equal(dropped.state_dict()[name], weight) for name, weight in expected.items())
 
 
+@pytest.mark.long
 def test_a_resumed_run_is_bit_equal(tmp_path: Path) -> None:
     class Stop(gh.training.Callback):
         def on_step_end(self, trainer: Any, step: int, metrics: dict[str, Any]) -> None:  # noqa: ANN401

@@ -94,6 +94,7 @@ def test_merges_are_those_of_tokenizers(text: str, vocab_size: int) -> None:
     assert fast(counts, vocab_size) == by_tokenizers(text, vocab_size)
 
 
+@pytest.mark.long
 def test_merges_of_english_are_those_of_everyone() -> None:
     counts = pretokenizer.count([ENGLISH.encode()]).counts
     learned = fast(counts, 2000)

@@ -185,6 +185,7 @@ def is_text(data: bytes) -> bool:
     return True
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("pattern", pretokenizer.PATTERNS)
 def test_a_spelled_special_token_is_text(pattern: str) -> None:
     tok = trained(pattern)

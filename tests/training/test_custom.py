@@ -74,7 +74,7 @@ def test_callbacks_are_called_in_order_and_change_nothing(data_folder: Path) -> 
     assert losses(data_folder) == losses(data_folder, "alone")
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("ahead", [False, True])  # as on a GPU, where a step is launched before the last is read
 def test_a_callback_stops_the_run_and_a_resume_goes_on(
     ahead: bool, data_folder: Path, monkeypatch: pytest.MonkeyPatch

@@ -51,6 +51,7 @@ class Stop(Callback):
             trainer.stop()
 
 
+@pytest.mark.long
 def test_a_torch_dataset_is_learned_and_resumed_and_no_other_is(tmp_path: Path) -> None:
     choices = {"schedule": "constant", "save_every": 3}
     train(run(tmp_path, **choices), progress=False, dataset=Counting(), callbacks=[Stop()])

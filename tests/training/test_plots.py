@@ -86,6 +86,7 @@ def test_non_numbers_are_left_out(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.long
 def test_a_long_run_is_downsampled_and_keeps_its_spikes(tmp_path: Path) -> None:
     entries = [{"step": s, "loss": 2.0 + s % 2, "lr": 0.1, "grad_norm": 1.0} for s in range(30_000)]
     entries[17_777]["loss"] = 9.0

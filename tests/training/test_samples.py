@@ -96,6 +96,7 @@ def test_text_prompts_are_continued(data_folder: Path) -> None:
     assert lines[0] != lines[-1]
 
 
+@pytest.mark.long
 def test_sources_are_translated(data_folder: Path) -> None:
     result = train(Run.from_dict(logged_table(data_folder, "seq2seq", steps=6)))
     tok, validation = result.datasets.tok, result.datasets.validation
@@ -276,6 +277,7 @@ def test_killed_and_resumed_has_the_same_lines(data_folder: Path) -> None:
     ).read_bytes()
 
 
+@pytest.mark.long
 def test_an_error_is_logged_once_and_training_continues(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: Any, **__: Any) -> Any:  # noqa: ANN401
         raise torch.OutOfMemoryError("CUDA out of memory\nand a page about it")
