@@ -85,6 +85,7 @@ def test_a_saved_page_includes_other_tokens_and_heads(decoder: Trained, browser:
     page.context.close()
 
 
+@pytest.mark.smoke
 def test_the_save_button_saves_the_current_view(
     decoder: Trained, visit: Visit, browser: Browser, tmp_path: Path
 ) -> None:
@@ -195,6 +196,7 @@ def test_view_state_keys_match_the_scripts() -> None:
     assert found == set(view_state_keys())
 
 
+@pytest.mark.smoke
 def test_the_page_is_served_from_python(decoder: Trained, browser: Browser) -> None:
     server = gh.look(*decoder, TEXT, view="tokens").open(browser=False)
     try:

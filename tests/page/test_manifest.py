@@ -82,6 +82,7 @@ def test_a_declared_view_is_a_tab_that_draws(decoder: Trained, visit: Visit) -> 
     draws(page)
 
 
+@pytest.mark.smoke
 @pytest.mark.usefixtures("added")
 def test_a_declared_view_is_in_a_saved_page(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
     gh.look(*decoder, TEXT, view="letters").save(tmp_path / "page.html")

@@ -30,7 +30,6 @@ NAMELESS = """(controls) => [...document.querySelectorAll(controls)]
 
 
 @pytest.mark.few(1)
-@pytest.mark.smoke
 @pytest.mark.parametrize(
     ("kind", "width", "dark"), first_of([("decoder", 1280, False), ("pair", 400, True), *OTHERS], 2)
 )

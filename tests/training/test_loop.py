@@ -268,7 +268,6 @@ def test_on_nonfinite_skip_rolls_back_and_skips_the_batch(
     assert all(weight.isfinite().all() for weight in weights(data_folder).values())
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_nan_batch_before_the_first_checkpoint_is_skipped(
     data_folder: Path, monkeypatch: pytest.MonkeyPatch, ahead: bool

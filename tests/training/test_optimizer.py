@@ -518,7 +518,6 @@ def assert_trains_on_equally(
 # Learning ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.few(1)
 @pytest.mark.parametrize("choice", [AdamW(lr=0.01), Muon(lr=0.02, adamw=AdamW(lr=0.01))])
 def test_a_small_problem_is_learned(choice: Optimizer) -> None:
     """The next token is the last one and 3, modulo 13: from a guess, ln 13 = 2.56, to hardly a doubt."""

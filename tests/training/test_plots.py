@@ -102,7 +102,6 @@ def test_a_long_run_is_downsampled_and_keeps_its_spikes(tmp_path: Path) -> None:
     assert (highest[0] - left) / (right - left) == pytest.approx(17_777 / 29_999, abs=60 / 29_999)
 
 
-@pytest.mark.long
 def test_log_scale_for_a_wide_range(tmp_path: Path) -> None:
     entries = [{"step": s, "loss": 10.0**s, "lr": 0.1, "grad_norm": 5.0 + s} for s in range(4)]
     draw(journal_of(tmp_path, entries), tmp_path)
