@@ -16,6 +16,7 @@ from torch.nn import functional as F
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.layers import prepacked
+from glasshouse.layers.fused_linear import linear_from_tensors
 from glasshouse.layers.module_swap import SwappedUnembedding, clone_sharing_parameters, swap_linears
 from glasshouse.layers.prepacked import ColumnMajorLinear, PrepackedLinear, can_prepack, prepack_linears
 from glasshouse.models import Decoder, Encoder, Seq2Seq
@@ -278,3 +279,9 @@ def test_swap_linears_visits_every_weight_once(kind: str) -> None:
     swapped = sum(type(module) is nn.Linear for module in model.modules())
     swapped -= sum(type(module) is nn.Linear for module in clone.modules())
     assert swapped + isinstance(clone.head, SwappedUnembedding) == len(expected) // 2
+
+
+def test_a_linear_layer_from_tensors_has_their_bias() -> None:
+    weight, bias, x = torch.randn(3, 5), torch.randn(3), torch.randn(2, 5)
+    assert linear_from_tensors(weight, bias)(x).equal(F.linear(x, weight, bias))
+    assert linear_from_tensors(weight, None)(x).equal(F.linear(x, weight))

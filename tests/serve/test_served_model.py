@@ -12,6 +12,7 @@ import glasshouse as gh
 from glasshouse.layers.lora import LoRA, attach, lora_layers
 from glasshouse.serve import ServedModel, Server, load_models
 from glasshouse.serve.api_errors import ApiError
+from glasshouse.serve.logprobs import TokenOffsets
 
 
 @pytest.fixture(scope="module")
@@ -85,3 +86,11 @@ def test_lengths(decoder: gh.models.Decoder, pair: gh.models.Seq2Seq, tok: gh.To
     for ids, asked in (([1] * 11, None), ([1], 10)):
         with pytest.raises(ApiError, match="at most 10 tokens"):
             two.fit(ids, asked)
+
+
+def test_offsets_of_tokens_are_where_they_begin_in_the_text(tok: gh.Tokenizer) -> None:
+    ids = tok.encode("to be, or not to be")
+    offsets = TokenOffsets(tok)
+    assert [offsets.add(one) for one in ids] == [len(tok.decode(ids[:count])) for count in range(len(ids))]
+    nothing = TokenOffsets(None)
+    assert [nothing.add(one) for one in ids] == [0] * len(ids)
