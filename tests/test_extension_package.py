@@ -110,6 +110,7 @@ def test_its_recipe_objective_and_attention_are_trained(site: Path, trained: tup
     assert metric("loss", evaluated.out) == metric("loss", printed)
 
 
+@pytest.mark.long
 def test_it_generates_and_is_verified(site: Path, trained: tuple[Path, str]) -> None:
     folder, _ = trained
     done = fork(site, folder, "generate", "run", "to be or", "--max-new-tokens", "6", "--temperature", "0")

@@ -101,7 +101,7 @@ def test_subclasses_of_linear_are_not_replaced(slots: int) -> None:
     ).abs().max() <= 1e-5 * expected.abs().max()
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("slots", first_of([*SLOTS]))
 @pytest.mark.parametrize("weights", ["own", "copy", "int8", "int4"])

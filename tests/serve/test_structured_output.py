@@ -64,6 +64,7 @@ def check_random_schemas(server: Server, tok: gh.Tokenizer, count: int, seed: in
     assert reasons.count("stop") > count / 2  # or else little was tested
 
 
+@pytest.mark.long
 def test_answers_follow_random_schemas(server: Server, tok: gh.Tokenizer) -> None:
     check_random_schemas(server, tok, 50, seed=0)
 
@@ -156,6 +157,7 @@ def test_without_the_extra(server: Server, monkeypatch: pytest.MonkeyPatch) -> N
     assert answer.json()["error"]["param"] == "grammar"
 
 
+@pytest.mark.long
 def test_hostile_schemas_cost_little(server: Server) -> None:
     """Each is answered or refused, in bounded memory, while a stream of another key gets what it gets alone."""
     plain = {**ASK, "temperature": 0, "max_tokens": 200}

@@ -72,6 +72,7 @@ def logged(folder: Path, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / file).read_text().splitlines()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "chosen", [("ema", "tensor", "lora"), pytest.param(("patience", "seq2seq"), marks=pytest.mark.long)], ids=",".join
 )

@@ -72,6 +72,7 @@ def test_dropping_one_step_leaves_the_most_even_gaps(found: set[int]) -> None:
 # A run
 
 
+@pytest.mark.long
 def test_snapshots_have_the_weights_of_the_checkpoints(data_folder: Path) -> None:
     train(Run.from_dict(many(data_folder, "whole")))
     settings = many(data_folder, "all")
