@@ -51,7 +51,7 @@ examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make 
 	$(TMP) EXAMPLES=all $(PYTEST) -m 'not long' --ignore=tests/page --ignore=tests/cli --ignore=tests/hub tests
 
 # Other kernels on the same machine: the plainest instructions, or another blocking of the matmuls; two threads, and
-# matmuls without oneDNN. What holds under each holds on processors that the tests never ran on.
+# matmuls without oneDNN. An equality of bits or a bound that one kernel keeps by chance fails under another.
 ARM := $(filter aarch64 arm64,$(shell uname -m))
 OTHER_KERNELS := $(if $(ARM),OPENBLAS_CORETYPE=THUNDERX,ATEN_CPU_CAPABILITY=default DNNL_MAX_CPU_ISA=SSE41 MKL_ENABLE_INSTRUCTIONS=SSE4_2)
 numerics: browser  ## make test's tests under other numerics of this CPU (fifteen minutes)
