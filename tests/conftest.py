@@ -1,7 +1,6 @@
 """Settings every test runs under."""
 
 import gc
-import os
 import signal
 from collections.abc import Iterator
 
@@ -26,9 +25,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Tensors here are tiny: a second thread only waits for the first. `make numerics` has two, and no oneDNN.
-torch.set_num_threads(processes.THREADS)
-ONEDNN = os.environ.get("TEST_ONEDNN") != "off"
-torch.backends.mkldnn.set_flags(ONEDNN)
+processes.set_numerics()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -45,7 +42,7 @@ def _same_kernels() -> Iterator[None]:
     all that comes after is summed in another order.
     """
     yield
-    torch.backends.mkldnn.set_flags(ONEDNN)
+    torch.backends.mkldnn.set_flags(processes.ONEDNN)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,13 +14,20 @@ from pathlib import Path
 import torch
 from torch import distributed as dist
 
-THREADS = int(os.environ.get("TEST_THREADS", "1"))  # of torch in tests and their processes, as sums depend on it
+THREADS = int(os.environ.get("TEST_THREADS", "1"))
+ONEDNN = os.environ.get("TEST_ONEDNN") != "off"
 SECONDS = 600  # all of this takes a few, on a busy machine a minute; only a hang takes longer
 
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(
     ["glasshouse.training", "glasshouse.cli", "torch._dynamo", "torch.distributed.fsdp", "hypothesis", "pytest"]
 )
+
+
+def set_numerics() -> None:
+    """Set what sums depend on, alike in tests and their processes; `make numerics` changes both."""
+    torch.set_num_threads(THREADS)
+    torch.backends.mkldnn.set_flags(ONEDNN)
 
 
 def run(target: Callable[..., object], *arguments: object) -> int:
@@ -63,7 +70,7 @@ def run_ranks(
 def _join(
     target: Callable[..., object], rank: int, world_size: int, rendezvous: Path, arguments: tuple[object]
 ) -> None:
-    torch.set_num_threads(THREADS)
+    set_numerics()
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(world_size)}
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=world_size)
     target(rank, *arguments)

@@ -14,7 +14,6 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import processes
-import torch
 
 from glasshouse import device
 from glasshouse.cli import main
@@ -108,7 +107,7 @@ def _call_with(streams: list[Connection], place: Path, words: list[str], environ
     os.chdir(place)
     os.environ.clear()
     os.environ.update(environment)
-    torch.set_num_threads(processes.THREADS)  # as in this process, so that sums are the same to the last bit
+    processes.set_numerics()  # as in this process, so that sums are the same to the last bit
     device.measure_peak_flops = lambda *_, **__: 1e12  # which takes its time
     sys.argv = ["glasshouse", *words]
     main()

@@ -177,7 +177,7 @@ def _process(
     arguments: Any,  # noqa: ANN401
 ) -> None:
     os.environ |= {"RANK": str(rank), "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(local)}
-    torch.set_num_threads(forks.THREADS)
+    forks.set_numerics()
     where, limit = f"file://{folder}/rendezvous", timedelta(minutes=10)
     dist.init_process_group("gloo", where, rank=rank, world_size=world_size, timeout=limit)
     # Of each layout one mesh, for all cases: a process group has threads, and DTensor remembers old ones.

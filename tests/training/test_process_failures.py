@@ -208,7 +208,7 @@ def test_an_error_in_one_process_is_named_by_the_others(data_folder: Path) -> No
 def run_by_agent(settings: dict[str, Any]) -> None:
     """Train under torchrun's agent; at the first attempt one process is killed after step 8."""
     prepare()
-    torch.set_num_threads(processes.THREADS)
+    processes.set_numerics()
     if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
         at_step(8, lambda: os.kill(os.getpid(), signal.SIGKILL))
     train(Run.from_dict(settings), progress=False)
