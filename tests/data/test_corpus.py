@@ -552,6 +552,59 @@ def test_prepared_twice_is_prepared_once(texts: Texts, tok: gh.Tokenizer, tmp_pa
     assert contents(tmp_path / "corpus") == before
 
 
+def test_files_with_other_times_and_the_same_content_are_the_same(
+    texts: Texts, tok: gh.Tokenizer, tmp_path: Path
+) -> None:
+    texts("to be", "or not")
+    before, folder = contents(tmp_path / "corpus"), tmp_path / "corpus-texts"
+    for path in folder.iterdir():
+        os.utime(path, (0, 0))
+    gh.data.prepare(folder, tok, tmp_path / "corpus")
+    assert contents(tmp_path / "corpus") == before
+    (folder / "00001.txt").write_text("or nut")  # of the same size
+    with pytest.raises(StoreError) as error:
+        gh.data.prepare(folder, tok, tmp_path / "corpus")
+    assert f"sources changed since; delete {str(tmp_path / 'corpus')!r} to prepare it again" in str(error.value)
+
+
+def test_two_aligned_files_and_a_part_with_other_times_are_the_same(tok: gh.Tokenizer, tmp_path: Path) -> None:
+    files = [tmp_path / name for name in ("en.txt", "de.txt")]
+    for path, text in zip(files, ("yes\nno\n", "ja\nnein\n"), strict=True):
+        path.write_text(text)
+
+    def prepare() -> list[list[list[int]]]:
+        pairs = gh.data.prepare(files, tok, tmp_path / "pairs", kind="pairs")
+        part = gh.data.prepare(files, tok, tmp_path / "parts", part=(2, 2))  # one of the two files
+        return [[ids.tolist() for ids in pairs.item(1)], [ids.tolist() for ids in part.item(0)]]
+
+    before = prepare()
+    os.utime(files[0], (0, 0))
+    os.utime(files[1], (0, 0))
+    assert prepare() == before
+    files[1].write_text("ja\nNEIN\n")
+    with pytest.raises(StoreError, match="delete"):
+        prepare()
+
+
+def test_an_interrupted_preparation_resumes_where_read_files_have_other_times(
+    tok: gh.Tokenizer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "one.txt"
+    source.write_text("to be or not to be " * 20)
+    whole = gh.data.prepare(source, tok, tmp_path / "whole", shard_tokens=50)
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("glasshouse.data.shards.ShardWriter.finish", stop)
+        with pytest.raises(KeyboardInterrupt):
+            gh.data.prepare(source, tok, tmp_path / "ids", shard_tokens=50)
+    os.utime(source, (0, 0))
+    resumed = gh.data.prepare(source, tok, tmp_path / "ids", shard_tokens=50)
+    assert np.array_equal(resumed.read(0, resumed.n_tokens), whole.read(0, whole.n_tokens))
+
+
 def test_another_job_does_not_resume(texts: Texts, tok: gh.Tokenizer, tmp_path: Path) -> None:
     texts("to be")
     other = gh.Tokenizer.train(texts=["to be"], vocab_size=264)

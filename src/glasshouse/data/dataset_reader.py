@@ -38,12 +38,13 @@ class DatasetReader:
 
     kind: Kind
     file_names: tuple[str, ...]
-    fingerprint: str  # changes when a file does
+    fingerprint: str  # of the files' names, sizes and times
     sizes: tuple[int, ...]  # in bytes of each file, of two aligned files together, or in items of a built-in dataset
     size_before: Callable[[Cursor], int]  # size that is not read again when resuming there
     read: Callable[[Cursor, int | None, OnBytes, OnHash], Iterator[Chunk | Record]]  # to before a file, or to the end
     labels: tuple[str, ...] = ()
     columns: tuple[str, ...] = ()  # columns that are read, of tabular files
+    files: tuple[Path, ...] = ()  # none of a built-in dataset
 
     @property
     def size(self) -> int:
@@ -118,22 +119,30 @@ def open_reader(
         return read(start=cursor, stop=stop, on_bytes=on_bytes, on_hash=on_hash)
 
     sizes = list(map(sources.file_size, files))
-    # A file name need not be UTF-8, but the manifest is.
-    names = tuple(os.fsencode(path).decode(errors="backslashreplace") for path in files)
     states = repr(
         [(os.fsencode(path), size, path.stat().st_mtime_ns) for path, size in zip(files, sizes, strict=True)]
     )
     fingerprint = hashlib.sha256(states.encode()).hexdigest()
     return DatasetReader(
         kind,
-        names,
+        tuple(map(file_name, files)),
         fingerprint,
         (sum(sizes),) if aligned else tuple(sizes),
         lambda cursor: sum(sizes[: cursor[0]]),
         start,
         labels,
         columns if available else (),
+        tuple(files),
     )
+
+
+def file_name(path: Path) -> str:
+    """Return the name of a file in a manifest, which is UTF-8; a file's name need not be.
+
+    >>> file_name(Path("data/a.txt"))
+    'data/a.txt'
+    """
+    return os.fsencode(path).decode(errors="backslashreplace")
 
 
 def infer_kind(columns: Collection[str]) -> Kind:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from glasshouse.data.corpus import FORMAT, TOKENIZER, Corpus, Kind, is_source
-from glasshouse.data.dataset_reader import DatasetReader, open_reader
+from glasshouse.data.corpus import FORMAT, MANIFEST, TOKENIZER, Corpus, Kind, is_source, read_json
+from glasshouse.data.dataset_reader import DatasetReader, file_name, open_reader
 from glasshouse.data.encoding import end_id, make_encoder, start_id
 from glasshouse.data.parts import check_part, id_dtype, part_folder, part_range
 from glasshouse.data.shards import PROGRESS, SHARD_TOKENS, ShardWriter, write_errors
 from glasshouse.errors import StoreError
 from glasshouse.text import Tokenizer
 from glasshouse.text.prefetch import prefetch_map
-from glasshouse.text.sources import MAX_CHUNK_BYTES, Chunk, Errors, Record
+from glasshouse.text.sources import MAX_CHUNK_BYTES, Chunk, Errors, Record, file_size
+from glasshouse.text.sources.file import read_errors
 from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
 
 TEMPLATED = ("chat", "preferences")  # kinds that a chat template encodes
@@ -60,23 +62,25 @@ def prepare(
         check_part(part)
     columns = (columns,) if isinstance(columns, str) else tuple(columns)
     reader = open_reader(source, kind=kind, columns=columns, split=split, separator=separator, errors=errors)
+    folder = Path(folder)
+    units = (0, len(reader.sizes))
+    if part is not None:
+        folder, units = part_folder(folder, part), part_range(reader.sizes, part)
     job: dict[str, Any] = {
         "kind": reader.kind,
         "tokenizer": tokenizer.fingerprint,
         "start_id": start_id(tokenizer),
         "end_id": end_id(tokenizer),
         "chat_template": tokenizer.chat_template if reader.kind in TEMPLATED else None,
-        "sources": reader.fingerprint,
+        "sources": _same_sources(reader, units, folder) or reader.fingerprint,
         "labels": list(reader.labels),
         "columns": list(columns),
         "separator": separator,
         "errors": errors,
         "shard_tokens": shard_tokens,
     }
-    folder = Path(folder)
-    units = (0, len(reader.sizes))
     if part is not None:
-        job["part"], folder, units = list(part), part_folder(folder, part), part_range(reader.sizes, part)
+        job["part"] = list(part)
     with ShardWriter(folder, job, id_dtype(len(tokenizer), len(reader.labels)), shard_tokens) as writer:
         if not writer.complete:
             with write_errors(folder):
@@ -84,6 +88,39 @@ def prepare(
             _write(reader, units, tokenizer, writer, progress)
     # What was just written need not be verified.
     return Corpus.open(folder, tokenizer=tokenizer, verify=writer.complete)
+
+
+def _same_sources(reader: DatasetReader, units: tuple[int, int], folder: Path) -> str | None:
+    """Return the fingerprint that a folder was prepared with, if its files have other times and the same content.
+
+    Files that were not read to their end have no hash in the folder yet, so that theirs cannot be compared.
+    """
+    with write_errors(folder):
+        path = next((folder / name for name in (MANIFEST, PROGRESS) if (folder / name).exists()), None)
+    if path is None or not reader.files:
+        return None
+    match read_json(path):
+        case {"job": {"sources": str(known)}, "sources": list(found)}:
+            pass
+        case {"job": {"sources": str(known)}, "state": {"sources": list(found)}}:
+            pass
+        case _:  # the writer says what is wrong
+            return None
+    files = reader.files if units == (0, len(reader.sizes)) else reader.files[slice(*units)]
+    if known == reader.fingerprint or len(found) != len(files):
+        return None
+    return known if all(map(_is_unchanged, files, found)) else None
+
+
+def _is_unchanged(file: Path, known: object) -> bool:
+    """Whether a file has the name, the size and the SHA-256 that a folder recorded."""
+    match known:
+        case {"name": str(name), "bytes": int(size), "sha256": str(sha256)}:
+            if name != file_name(file) or size != file_size(file):
+                return False
+            with read_errors(file), file.open("rb") as opened:
+                return hashlib.file_digest(opened, "sha256").hexdigest() == sha256
+    return False
 
 
 def _write(

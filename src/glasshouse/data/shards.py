@@ -114,8 +114,8 @@ class ShardWriter:
         for key in sorted({*job, *self.job}):
             if job.get(key) != self.job.get(key):
                 raise StoreError(
-                    f"{str(self.folder)!r} was started with different {key}, or {key} changed since; choose another "
-                    "folder, or delete it."
+                    f"{str(self.folder)!r} was started with different {key}, or {key} changed since; delete "
+                    f"{str(self.folder)!r} to prepare it again, or choose another folder."
                 )
         if not self.complete:
             for entry in (shard[part] for shard in shards for part in ("ids", "ends")):
