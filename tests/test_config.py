@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tomllib
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from glasshouse import ConfigError, config
+from glasshouse import ConfigError, Run, config
 
 
 @dataclass(frozen=True)
@@ -172,3 +173,58 @@ def test_lists_with_commas(setting: str, field: str, value: object) -> None:
 def test_toml_string_is_not_split(tmp_path: Path) -> None:
     (tmp_path / "a.toml").write_text('names = "a,b"\n')
     assert config.parse(Lists, config.read(tmp_path / "a.toml")).names == ("a,b",)
+
+
+# A stranger's run folder.
+
+
+DEEP = "a." * 32 + "a"
+HOSTILE = {
+    "digits": "[train]\nsteps = " + "1" * 5_000,
+    "hexadecimal": "[train]\nsteps = 0x" + "f" * 100_000,  # Python converts it, and then cannot print it
+    "one bit too many": "[train]\nsteps = 9223372036854775808",
+    "dotted key": "a." * 12_000 + "a = 1",
+    "dotted key with spaces and quotes": "a . 'b' . \"c\" . " * 3_000 + "a = 1",
+    "dotted header": "[" + "a." * 50_000 + "a]",
+    "dotted key in a table": "[train]\nlora = {" + DEEP + " = 1}",
+    "brackets": "a = " + "[" * 100_000,
+    "tables in tables": "a = " + "{a.b.c = " * 60 + "1" + "}" * 60,
+    "arrays in arrays": "a = " + "[" * 33 + "]" * 33,
+    "size": "a = '" + "x" * 2**20 + "'",
+    "not UTF-8": b"a = '\xff'",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_a_strangers_settings_are_bounded(text: str | bytes, tmp_path: Path) -> None:
+    path = tmp_path / "run.toml"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode())
+    with pytest.raises(ConfigError) as error:
+        Run.load(path)
+    assert str(error.value).startswith(f"{str(path)!r} is ")
+    assert len(str(error.value)) < 500 + len(str(path))
+
+
+def test_what_looks_deep_in_strings_comments_and_values_is_read(tmp_path: Path) -> None:
+    path, dots = tmp_path / "a.toml", "." * 100
+    lines = [f"# {dots}]", f"a = '{dots} = '", rf'b = "\"{dots}="', f'c = """\n{dots} = """', f"d = '''\n{dots}='''"]
+    path.write_text("\n".join(lines))
+    assert config.read(path) == {"a": f"{dots} = ", "b": f'"{dots}=', "c": f"{dots} = ", "d": f"{dots}="}
+    path.write_text("a." * 31 + "a = 9223372036854775807")
+    table = config.read(path)
+    for _ in range(31):
+        table = table["a"]
+    assert table == {"a": 2**63 - 1}
+    assert config.override({}, [f"path={dots}/x"]) == {"path": f"{dots}/x"}
+
+
+@pytest.mark.parametrize("value", ["1" * 5_000, "0x" + "f" * 9_000, "[" * 5_000, "{" + DEEP + " = 1}"])
+def test_a_setting_without_bounds_is_one_sentence(value: str) -> None:
+    with pytest.raises(ConfigError, match="is not a value"):
+        config.override({}, [f"train.steps={value}"])
+
+
+def test_what_is_not_a_regular_file_is_not_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "run.toml")
+    with pytest.raises(ConfigError, match="there is no file"):
+        config.read(tmp_path / "run.toml")

@@ -11,6 +11,7 @@ import difflib
 import functools
 import math
 import numbers
+import re
 import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -25,6 +26,12 @@ from glasshouse.errors import ConfigError
 T = TypeVar("T")
 
 JsonDict = dict[str, Any]
+
+MAX_TOML_BYTES, MAX_TOML_DEPTH = 2**20, 32
+# Each alternative matches to the end of the text if it is not closed, so that a scan takes linear time.
+_STRINGS_AND_COMMENTS = re.compile(
+    r'''"""(?:\\.|[^\\])*?(?:"""|\Z)|'{3}.*?(?:'{3}|\Z)|"(?:\\.|[^"\\\n])*+"?|'[^'\n]*+'?|#[^\n]*+''', re.DOTALL
+)
 
 
 def require(ok: bool, field: str, value: object, rule: str) -> None:
@@ -62,13 +69,44 @@ def _hints(settings: type) -> dict[str, Any]:
 
 
 def read(path: str | Path) -> JsonDict:
-    """Read a TOML file into nested dictionaries."""
+    """Read a TOML file into nested dictionaries; it may be a stranger's, so size, depth and numbers are bounded."""
+    path = Path(path)
+    if not path.is_file():
+        raise ConfigError(f"there is no file {str(path)!r}; give the path of a TOML file.")
+    with path.open("rb") as file:
+        data = file.read(MAX_TOML_BYTES + 1)
+    if len(data) > MAX_TOML_BYTES:
+        raise ConfigError(
+            f"{str(path)!r} is larger than {MAX_TOML_BYTES:,} bytes, so it holds no settings; shorten it."
+        )
     try:
-        return tomllib.loads(Path(path).read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"there is no file {str(path)!r}; give the path of a TOML file.") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+        return _loads(data.decode("utf-8").replace("\r\n", "\n"))
+    except (ValueError, RecursionError) as error:  # ValueError: invalid TOML or UTF-8, or too many digits
         raise ConfigError(f"{str(path)!r} is not valid TOML: {error}.") from None
+
+
+def _loads(text: str) -> JsonDict:
+    """Parse TOML; raise ValueError for keys and tables nested too deeply, and integers above TOML's 64 bits."""
+    parts = re.split(r"([\n=,{}\[\]])", _STRINGS_AND_COMMENTS.sub("s", text))
+    for name, mark in zip(parts[::2], parts[1::2], strict=False):
+        if mark in "=]" and name.count(".") >= MAX_TOML_DEPTH:  # tomllib takes quadratic time and memory
+            raise ValueError(f"a key has more than {MAX_TOML_DEPTH} parts")
+    table = tomllib.loads(text)
+    _check_values(table, "", 0)
+    return table
+
+
+def _check_values(value: object, where: str, depth: int) -> None:
+    if depth > MAX_TOML_DEPTH:
+        raise ValueError(f"a value is nested more than {MAX_TOML_DEPTH} deep")
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise ValueError(f"{where} is a whole number of more than 64 bits")
+    if isinstance(value, dict):
+        for key, inner in value.items():
+            _check_values(inner, f"{where}.{key}" if where else key, depth + 1)
+    elif isinstance(value, list):
+        for inner in value:
+            _check_values(inner, where, depth + 1)
 
 
 def to_toml(table: Mapping[str, Any]) -> str:
@@ -121,9 +159,11 @@ class _Bare(str):
 
 def _value(text: str) -> object:
     try:
-        return tomllib.loads(f"value = {text}")["value"]
+        return _loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         return _Bare(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError(f"{text!r} is not a value: {error}; shorten it.") from None
 
 
 def dump(settings: Any) -> JsonDict:  # noqa: ANN401 - any dataclass

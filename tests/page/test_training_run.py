@@ -15,7 +15,7 @@ from corrupt_journals import DAMAGED
 from examples import first_of
 
 import glasshouse as gh
-from glasshouse.errors import InputError
+from glasshouse.errors import ConfigError, InputError
 from glasshouse.page import training_run
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.metric_curves import POINTS, Curves
@@ -331,3 +331,13 @@ def test_compare_checkpoints_matches_compare(tmp_path: Path, copied: Path, kind:
     else:
         for mine, theirs in zip(told["losses"], (seen.loss_a, seen.loss_b), strict=True):
             assert math.isclose(mine, torch.nanmean(theirs.double()).item(), rel_tol=1e-6)  # sums in another order
+
+
+@pytest.mark.parametrize("text", ["a." * 50_000 + "a = 1", "[train]\nsteps = " + "1" * 5_000], ids=["deep", "digits"])
+def test_a_strangers_settings_are_one_sentence(text: str, copied: Path) -> None:
+    (copied / "run.toml").write_text(text)
+    traces = TraceCache(ModelLoader(str(copied)))  # the model itself is not in that file
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        training_run.metrics(traces, Metrics())
+    with pytest.raises(ConfigError, match="is not valid TOML"):
+        training_run.run_settings(traces, RunSettings())
