@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from numbers import Integral
 
+SHOWN_DIGITS = 12  # of a fingerprint
+
 
 class GlasshouseError(ValueError):
     r"""Base class of these errors; a command prints the message instead of a traceback.
@@ -31,6 +33,19 @@ class InputError(GlasshouseError):
 
 class StoreError(GlasshouseError):
     """A folder on disk is missing, damaged, or of an unsupported format."""
+
+
+def distinct(one: str, other: str) -> tuple[str, str]:
+    """Shorten two different fingerprints to text that differs too: their beginnings, or where they come apart.
+
+    >>> distinct("d6235d361af3" * 4, "d6235d361af3" * 4 + "x")
+    ('...1af3', '...1af3x')
+    """
+    apart = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    if apart < SHOWN_DIGITS:
+        return one[:SHOWN_DIGITS], other[:SHOWN_DIGITS]
+    shown = slice(apart - 4, apart + 8)
+    return f"...{one[shown]}", f"...{other[shown]}"
 
 
 def check_count(name: str, value: int) -> int:

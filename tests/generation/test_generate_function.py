@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 import warnings
 from numbers import Integral
 
@@ -165,6 +166,9 @@ def test_beam_search_of_no_tokens_returns_the_empty_text(model: gh.models.Decode
         ("\ud800", {}, "the text has a lone surrogate at index 0"),
         ("to be " * 40, {}, "but max_len is 64; shorten it"),
         ([1, 2, 3], {}, "prompts is a list of ids that begins with 1; put it in a list"),
+        (None, {}, "prompts is None, but it must be a text, or a list"),
+        (5, {}, "prompts is 5, but it must be a text, or a list"),
+        ({"a": "to be"}, {}, "but it must be a text, or a list"),
         ("to", {"n": 2}, "without a temperature or beams all samples are equal"),
         ("to", {"n": 3, "beams": 2}, "n_best is 3, but a search of 2 beams returns 1 to 2"),
         ("to", {"n": 0}, "n is 0, but it must be a whole number of at least 1"),
@@ -253,6 +257,11 @@ def test_tokenizer_of_another_model_raises(model: gh.models.Decoder) -> None:
     model.tokenizer_fingerprint = TOK.fingerprint
     with pytest.raises(gh.InputError, match="is not the one that the model was trained with"):
         gh.generate(model, other, "to be")
+    model.tokenizer_fingerprint = TOK.fingerprint + "x"  # a file that was edited
+    with pytest.raises(gh.InputError) as error:
+        gh.generate(model, TOK, "to be")
+    shown, known = re.findall(r"\((.*?)\)", str(error.value))
+    assert shown != known
     model.tokenizer_fingerprint = None
 
 

@@ -128,6 +128,16 @@ def test_a_loss_an_objective_and_an_optimizer_of_ones_own(data_folder: Path) -> 
         assert losses(data_folder, "loss")[step] == pytest.approx(2 * value, rel=1e-5)
 
 
+def test_functions_of_other_arguments_are_refused(data_folder: Path) -> None:
+    def short(model: nn.Module, batch: Batch) -> Tensor:
+        return compute_loss(model, batch)
+
+    with pytest.raises(InputError, match=r"takes other arguments; it must be .* of model, batch and label smoothing"):
+        train(run(data_folder), progress=False, objective=short)
+    with pytest.raises(InputError, match="takes other arguments; it must be a function that takes the model"):
+        train(run(data_folder), progress=False, optimizer=lambda: None)
+
+
 def test_a_loss_of_ones_own_is_given_logits(data_folder: Path) -> None:
     def checked(model: nn.Module, batch: Batch, smoothing: float) -> Tensor:
         assert isinstance(model(batch.ids), Tensor)  # in low precision, the head of a built-in loss makes none

@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.data.shuffle import permute
-from glasshouse.errors import InputError, StoreError
+from glasshouse.errors import InputError, StoreError, distinct
 from glasshouse.text import Tokenizer
 
 FORMAT = 2
@@ -74,9 +74,9 @@ class Corpus:
         folder = Path(folder)
         manifest = _read_manifest(folder / MANIFEST)
         if tokenizer is not None and tokenizer.fingerprint != manifest["tokenizer"]:
+            found, own = distinct(manifest["tokenizer"], tokenizer.fingerprint)
             raise StoreError(
-                f"{str(folder)!r} was encoded with another tokenizer "
-                f"({manifest['tokenizer'][:12]}, not {tokenizer.fingerprint[:12]}); prepare the text again."
+                f"{str(folder)!r} was encoded with another tokenizer ({found}, not {own}); prepare the text again."
             )
         for entry in (shard[part] for shard in manifest["shards"] for part in SHARD_ARRAYS):
             check_file(folder / entry["file"], entry, verify)

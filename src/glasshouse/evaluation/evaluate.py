@@ -15,7 +15,7 @@ from glasshouse import device as machine
 from glasshouse.data import Corpus, Dataset, prepare
 from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST, Kind
-from glasshouse.errors import InputError, check_count
+from glasshouse.errors import InputError, check_count, distinct
 from glasshouse.evaluation.answers import generate_answers
 from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.generation.validation import check_model
@@ -145,9 +145,10 @@ def opened(
     """
     if isinstance(path, Corpus):
         if path.manifest["tokenizer"] != tok.fingerprint:
+            found, own = distinct(path.manifest["tokenizer"], tok.fingerprint)
             raise InputError(
-                f"the corpus was tokenized by another tokenizer ({path.manifest['tokenizer'][:12]}, not "
-                f"{tok.fingerprint[:12]}); prepare its text with the model's."
+                f"the corpus was tokenized by another tokenizer ({found}, not {own}); prepare its text with the "
+                "model's."
             )
         yield _of_kind(path, kind)
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.capacity import check_beams, choose_slots, choose_weights, required_lengths
@@ -198,7 +198,12 @@ def as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
     if isinstance(prompts, str | bytes):
         return [prompts]
     tolist = getattr(prompts, "tolist", None)
-    many = list(prompts if tolist is None else tolist())
+    values: object = prompts if tolist is None else tolist()
+    if not isinstance(values, Iterable) or isinstance(values, Mapping):
+        raise InputError(
+            f"prompts is {prompts!r}, but it must be a text, or a list whose items are texts or lists of ids."
+        )
+    many = list(values)
     if many and all(isinstance(one, int) for one in many):
         raise InputError(
             f"prompts is a list of ids that begins with {many[0]}; put it in a list, one for each prompt."

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from glasshouse.errors import InputError
+from glasshouse.errors import InputError, distinct
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
@@ -29,7 +29,8 @@ def check_tokenizer(model: Decoder | Encoder | Seq2Seq, tok: Tokenizer, name: st
             f"{name} has {len(tok)} tokens, but vocab_size is {model.spec.vocab_size}, so it is another model's."
         )
     if model.tokenizer_fingerprint not in (None, tok.fingerprint):
+        given, known = distinct(tok.fingerprint, str(model.tokenizer_fingerprint))
         raise InputError(
-            f"{name} ({tok.fingerprint[:12]}) is not the one that the model was trained with "
-            f"({str(model.tokenizer_fingerprint)[:12]}); use the one saved with the model."
+            f"{name} ({given}) is not the one that the model was trained with ({known}); use the one saved with the "
+            "model."
         )

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from glasshouse import hub
 from glasshouse.config import Settings, require, require_positive
 from glasshouse.data import Batch, Corpus, Dataset
-from glasshouse.errors import InputError
+from glasshouse.errors import InputError, distinct
 from glasshouse.models import Model
 from glasshouse.models.length import check_length
 from glasshouse.objectives.loss import cross_entropy, reference_precision
@@ -69,9 +69,10 @@ class Distillation(Settings, Objective[Dataset]):
     def _check_teacher(self, teacher: Model, tok: Tokenizer | None, model: Model, corpus: Corpus) -> None:
         known = teacher.tokenizer_fingerprint or (tok and tok.fingerprint)
         if known != corpus.tokenizer.fingerprint:
+            given, wanted = distinct(str(known), corpus.tokenizer.fingerprint)
             raise InputError(
-                f"the teacher {self.teacher!r} has another tokenizer than the student ({str(known)[:12]}, not "
-                f"{corpus.tokenizer.fingerprint[:12]}); choose another teacher, or leave data.tokenizer out."
+                f"the teacher {self.teacher!r} has another tokenizer than the student ({given}, not {wanted}); "
+                "choose another teacher, or leave data.tokenizer out."
             )
         for name in ("kind", "head.kind", "head.labels", "vocab_size"):
             own, other = (_field(one, name) for one in (model, teacher))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,8 @@ class Custom:
             given = getattr(self, name)
             if isinstance(given, type) or not (given is None or callable(given) or isinstance(given, Objective)):
                 raise InputError(f"{name} is {given!r}, but it must be {WANTED[name]}.")
+            if given is not None and not isinstance(given, Objective) and not _takes(given, ARGUMENTS[name]):
+                raise InputError(f"{name} is {given!r}, which takes other arguments; it must be {WANTED[name]}.")
 
     @property
     def _datasets(self) -> tuple[Any, ...]:
@@ -118,6 +121,23 @@ WANTED = {
     "objective": "an Objective or a loss function of model, batch and label smoothing",
     "optimizer": "a function that takes the model and returns a torch.optim.Optimizer",
 }
+
+ARGUMENTS = {"objective": 3, "optimizer": 1}  # of a function
+
+
+def _takes(function: Callable[..., object], count: int) -> bool:
+    """Whether a function can be called with so many arguments.
+
+    >>> _takes(lambda model, batch: 0, 3), _takes(lambda *given: 0, 3)
+    (False, True)
+    """
+    try:
+        inspect.signature(function).bind(*range(count))
+    except TypeError:
+        return False
+    except ValueError:  # one of C has no signature: its call will say
+        return True
+    return True
 
 
 def _qualified(value: object) -> str:
