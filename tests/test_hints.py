@@ -125,3 +125,10 @@ def test_a_flag_from_another_tool_gets_a_sentence(
         cli.app(words)
     assert left.value.code == 2
     assert sentence in " ".join(capsys.readouterr().err.replace("│", " ").split())
+
+
+def test_site_names_exist() -> None:
+    models = [gh.build(gh.preset(name)) for name in ("tiny-decoder", "tiny-seq2seq")]
+    known = {re.sub(r"^(en|de)coder\.|\.\d+$", "", name) for model in models for name in gh.inspection.sites(model)}
+    known |= {name.removesuffix(".0") for name in known}
+    assert {name_of(ours) for ours in hints.SITES.values()} <= known

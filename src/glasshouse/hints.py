@@ -130,6 +130,36 @@ GENERATION = _by_name(
     }
 )
 
+# Sites: the hooks of TransformerLens, without `blocks.3.` or `encoder.3.` in front; ours take the layer at the end.
+SITES = _by_name(
+    {
+        "resid_pre": "hook_resid_pre",
+        "resid_mid": "hook_resid_mid",
+        "resid_post": "hook_resid_post",
+        "attn_out": "hook_attn_out",
+        "ffn_out": "hook_mlp_out",
+        "q": "attn.hook_rot_q",
+        "k": "attn.hook_rot_k",
+        "q, after norm and rotation": "attn.hook_q",
+        "k, after norm and rotation": "attn.hook_k",
+        "v": "attn.hook_v",
+        "z": "attn.hook_z",
+        "scores": "attn.hook_attn_scores",
+        "pattern": "attn.hook_pattern",
+        "hidden": "mlp.hook_post",
+        "cross_q": "cross_attn.hook_q",
+        "cross_k": "cross_attn.hook_k",
+        "cross_v": "cross_attn.hook_v",
+        "cross_z": "cross_attn.hook_z",
+        "cross_scores": "cross_attn.hook_attn_scores",
+        "cross_pattern": "cross_attn.hook_pattern",
+        "cross_attn_out": "hook_cross_attn_out",
+        "embed, positions included": "hook_embed",
+        "final": "unembed.hook_in",
+        "final, after scale and shift": "ln_final.hook_normalized",
+    }
+)
+
 # A dtype, as a value.
 DTYPES = _by_name(
     {

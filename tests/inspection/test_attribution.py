@@ -363,7 +363,7 @@ def test_html_shows_the_largest_and_sums_the_rest() -> None:
     assert f"<td>{rest:.2f}</td>" in first.split("<th>other</th>")[1]
     assert drawn.count("<table>") == 4
     assert "2 more texts not drawn" in drawn
-    assert "the logit of token 1 minus that of 2" in first
+    assert "the logit of token 1 minus that of token 2" in first
     small = attribute(tiny(n_layers=1), IDS, token=1)._repr_html_()
     assert "other" not in small
     assert small.count("<tr>") == 2 * (1 + 2 + 1 + 1)

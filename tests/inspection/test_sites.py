@@ -79,3 +79,38 @@ def test_a_name_without_its_stack_suggests_both() -> None:
 def test_other_modules_are_refused() -> None:
     with pytest.raises(gh.InputError, match="is a Linear, but it must be one that gh"):
         sites(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("blocks.0.hook_resid_pre", "it is called resid_pre.0 here."),
+        ("blocks.1.attn.hook_z[head=2]", "it is called z.1 here."),
+        ("blocks.1.attn.hook_q", "it is called q.1 here, after norm and rotation."),
+        ("blocks.*.mlp.hook_post", "it is called hidden.* here."),
+        ("blocks.12.hook_mlp_out", "it is called ffn_out.12 here, and its layers are 0 to 1."),
+        ("ln_final.hook_normalized", "it is called final here, after scale and shift."),
+    ],
+)
+def test_names_of_transformer_lens_are_translated(name: str, advice: str) -> None:
+    with pytest.raises(gh.InputError) as error:
+        select(gh.build(gh.preset("tiny-decoder")), name)
+    assert str(error.value).endswith(advice)
+    pair = gh.build(gh.preset("tiny-seq2seq"))
+    with pytest.raises(gh.InputError, match=r"is called encoder\.z\.0 or decoder\.z\.0 here\.$"):
+        select(pair, "blocks.0.attn.hook_z")
+    with pytest.raises(gh.InputError, match=r"is called decoder\.cross_pattern\.1 here\.$"):
+        select(pair, "decoder.1.cross_attn.hook_pattern")
+
+
+def test_a_wrong_site_lists_each_once_for_all_layers() -> None:
+    model = gh.build(gh.preset("tiny-decoder", n_layers=6))
+    with pytest.raises(gh.InputError) as error:
+        select(model, "xyz")
+    listed = str(error.value).partition("it has ")[2].rstrip(".").split(", ")
+    assert {name.replace("*", "5") for name in listed} == {
+        name for name in sites(model) if not name[-1].isdigit() or name.endswith("5")
+    }
+    with gh.record(model, "resid_post.*", "pattern.*") as seen, pytest.raises(gh.InputError) as error:
+        _ = seen["xyz"]
+    assert str(error.value).endswith(r"it has resid_post.*, pattern.*.")

@@ -13,6 +13,7 @@ from glasshouse.inspection.path_patching import PathEffect, path_patching
 from glasshouse.inspection.recording import Recording, capture_attention, record
 from glasshouse.inspection.sites import sites
 from glasshouse.inspection.steering import SteeringVector, steering_vector
+from glasshouse.inspection.text_input import run
 
 __all__ = [
     "Ablation",
@@ -44,6 +45,7 @@ __all__ = [
     "record",
     "repeated_tokens",
     "residual_norms",
+    "run",
     "scale",
     "sites",
     "steering_vector",

@@ -18,7 +18,9 @@ from glasshouse.inspection.metrics import Metric, cross_entropy_metric, scalar_m
 from glasshouse.inspection.patching import draw_layers, layers_of
 from glasshouse.inspection.sites import unwrap_model
 from glasshouse.inspection.stack_input import make_stack_input
+from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.models import Seq2Seq
+from glasshouse.text import Tokenizer
 
 COMPONENTS = {"head": "z", "cross_head": "cross_z", "feedforward": "ffn_out"}  # and the site of each
 METHODS = ("zero", "mean")
@@ -49,13 +51,14 @@ class Ablation(HtmlDisplay):
 
 def ablation_effects(
     model: nn.Module,
-    *inputs: Tensor,
+    *inputs: Input,
     metric: Metric | None = None,
     targets: Tensor | None = None,
     component: Literal["head", "cross_head", "feedforward"] = "head",
     to: Literal["zero", "mean"] = "zero",
     stack: Literal["decoder", "encoder"] = "decoder",
     progress: Callable[[int, int], None] | None = None,
+    tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401
 ) -> Ablation:
     """Ablate each head, or each feed-forward layer, alone, and return how much the loss increases.
@@ -63,7 +66,7 @@ def ablation_effects(
     The default `metric` is the mean cross-entropy of each next token, or of `targets` [B, S], for a sequence
     classifier [B], with -100 for positions to ignore. Zero ablation replaces a component's output by zeros, mean
     ablation by its mean over the batch and the positions that are not padding. `stack` chooses the stack of an
-    encoder-decoder.
+    encoder-decoder. With `tok` the input may be a text, or several.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -78,13 +81,14 @@ def ablation_effects(
         if given not in known:
             raise InputError(f"{name} is {given!r}, which is unknown; {did_you_mean(given, known)}")
     unwrapped = unwrap_model(model)
+    given_ids, kwargs = encode_inputs(unwrapped, inputs, model_kwargs, tok)
     names, axes = layers_of(model, (f"{stack}." if isinstance(unwrapped, Seq2Seq) else "") + COMPONENTS[component])
     per_layer = unwrapped.spec.n_heads if "head" in axes else 1
 
     in_encoder = names[0].startswith("encoder.")
-    full_kwargs = {**model_kwargs, "logits_to_keep": None}
+    full_kwargs = {**kwargs, "logits_to_keep": None}
     real = (
-        make_stack_input(unwrapped, inputs, full_kwargs, "encoder" if in_encoder else None).real
+        make_stack_input(unwrapped, given_ids, full_kwargs, "encoder" if in_encoder else None).real
         if to == "mean"
         else None
     )
@@ -95,9 +99,9 @@ def ablation_effects(
 
     rows: list[Tensor] = []
     with eval_mode(model):
-        scalar = scalar_metric(metric or cross_entropy_metric(model, inputs, targets, model_kwargs))
-        output = model(*inputs, **model_kwargs)
-        edits = BatchedEdits(model, inputs, model_kwargs, scalar, output.numel())
+        scalar = scalar_metric(metric or cross_entropy_metric(model, given_ids, targets, kwargs))
+        output = model(*given_ids, **kwargs)
+        edits = BatchedEdits(model, given_ids, kwargs, scalar, output.numel())
         baseline = scalar(output)
         for name in names:
             rows.append(edits.metric_per_edit(name, ablate, per_layer, n_elements=0))

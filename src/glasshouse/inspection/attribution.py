@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -21,15 +21,16 @@ from glasshouse.inspection.forward_pass import (
     resolve_indices,
     token_id,
 )
-from glasshouse.inspection.html_display import MAX_TEXTS, HtmlDisplay, bars, not_drawn
+from glasshouse.inspection.html_display import MAX_TEXTS, HtmlDisplay, bars, labels, not_drawn
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
+from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.layers.layout import Layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.residual import PostNorm, SandwichNorm
 from glasshouse.layers.sublayer import Sublayer
-from glasshouse.models import Model, check_tokenizer
+from glasshouse.models import Model
 from glasshouse.models.heads import LMHead
 from glasshouse.text import Tokenizer
 
@@ -51,6 +52,7 @@ class Attribution(HtmlDisplay):
         "position": ("batch",),
         "token": ("batch",),
         "incorrect_token": ("batch",),
+        "ids": ("batch", "position"),
     }
     heads: Tensor
     cross_heads: Tensor | None  # in an encoder-decoder
@@ -62,6 +64,8 @@ class Attribution(HtmlDisplay):
     position: Tensor
     token: Tensor
     incorrect_token: Tensor | None
+    ids: Tensor | None = None  # the input
+    tok: Tokenizer | None = None
 
     def components(self) -> dict[str, Tensor]:
         """Return the contribution [batch] of each component by name; they sum to the logit.
@@ -87,20 +91,25 @@ class Attribution(HtmlDisplay):
         for text, row in enumerate(values[:MAX_TEXTS]):
             order = row.abs().argsort(descending=True)
             most, rest = order[:MAX_BARS], order[MAX_BARS:]
-            minus = "" if self.incorrect_token is None else f" minus that of {int(self.incorrect_token[text])}"
+            minus = "" if self.incorrect_token is None else f" minus that of {self._word(self.incorrect_token[text])}"
+            position = int(self.position[text])
+            after = "" if self.ids is None or self.tok is None else f" ({self._word(self.ids[text, position])})"
             caption = (
-                f"text {text}, position {int(self.position[text])}: contributions to {float(self.logit[text]):.3g}, "
-                f"the logit of token {int(self.token[text])}{minus}"
+                f"text {text}, position {position}{after}: contributions to {float(self.logit[text]):.3g}, "
+                f"the logit of {self._word(self.token[text])}{minus}"
             )
             other = [row[rest].sum()[None]] if len(rest) else []
             shown = [names[number] for number in most.tolist()] + ["other"] * len(other)
             drawn.append(bars(torch.cat([row[most], *other]), names=shown, caption=caption))
         return "".join(drawn) + (f"<p>{note}</p>" if (note := not_drawn(texts=len(values) - MAX_TEXTS)) else "")
 
+    def _word(self, token: Tensor) -> str:
+        return f"token {int(token)}" if self.tok is None else repr(labels(token[None], self.tok)[0])
+
 
 def attribute(
     model: nn.Module,
-    *inputs: Tensor,
+    *inputs: Input,
     token: int | str | Tensor,
     position: int | Tensor = -1,
     incorrect_token: int | str | Tensor | None = None,
@@ -111,8 +120,8 @@ def attribute(
     """Decompose a logit into the contributions of attention heads, feed-forward layers, embedding and biases.
 
     The logit is that of `token` at `position`; with `incorrect_token`, minus that token's. Each of the three may be
-    one for the batch or one per sequence, [B]; with `tok`, a token may be given as text, such as " the". `neurons`
-    lists the layers whose neurons are attributed one by one.
+    one for the batch or one per sequence, [B]; with `tok`, the input may be a text, or several, and a token given
+    as text, such as " the". `neurons` lists the layers whose neurons are attributed one by one.
 
     A logit is linear in the outputs added to the residual stream, except for the norms: their mean and scale are
     frozen at those of this forward pass, and the activation in the head of a masked language model at its ratio of
@@ -129,9 +138,8 @@ def attribute(
     whole = unwrap_model(model)
     check_tokens(whole)
     check_full_sequence(model_kwargs)
-    if tok is not None:
-        check_tokenizer(whole, tok)
-    ids = ids_of(whole, inputs)
+    given, kwargs = encode_inputs(whole, inputs, model_kwargs, tok)
+    ids = ids_of(whole, given)
     prefix, stack = final_stack(whole)
     length, size = ids.shape[1], whole.spec.vocab_size
     neuron_layers = resolve_indices(neurons, len(stack.blocks), "neurons")
@@ -148,13 +156,14 @@ def attribute(
     with eval_mode(whole):
         names = [f"{prefix}{name}[position={first}:{last + 1}]" for name in attribution_sites(whole)]
         with record(whole, *names, stop=True) as seen:
-            whole(*inputs, **model_kwargs)
+            whole(*given, **kwargs)
 
         def at(site: str) -> Tensor:
             return seen[prefix + site].movedim(-2, 1)[rows, positions - first]
 
-        layout = layout_of(whole, ids, model_kwargs)
-        return attribute_logit(whole, at, layout, positions, correct, incorrect, neuron_layers)
+        layout = layout_of(whole, ids, kwargs)
+        found = attribute_logit(whole, at, layout, positions, correct, incorrect, neuron_layers)
+    return replace(found, ids=ids, tok=tok)
 
 
 def attribution_sites(model: Model) -> list[str]:

@@ -19,9 +19,10 @@ from glasshouse.inspection.html_display import MAX_COLUMNS, MAX_TEXTS, HtmlDispl
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_model
 from glasshouse.inspection.stack_input import StackInput, make_stack_input
+from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.layers.attend import Attend
 from glasshouse.layers.mask import Mask
-from glasshouse.models import Model, Seq2Seq, check_tokenizer
+from glasshouse.models import Model, check_tokenizer
 from glasshouse.text import Tokenizer
 
 MAX_LOGITS = 2**22  # turned into probabilities at once
@@ -106,13 +107,13 @@ class Comparison(HtmlDisplay):
 def compare(
     model_a: nn.Module,
     model_b: nn.Module,
-    *inputs: Tensor | str,
+    *inputs: Input,
     tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401 - whatever the models take
 ) -> Comparison:
     """Compare two models of one shape on a text, such as a model before and after fine-tuning.
 
-    With `tok` the text may be given as a string, for an encoder-decoder the source and the target. Each model runs
+    With `tok` the input may be a text, or several, for an encoder-decoder the source and the target. Each model runs
     once; attention weights are compared a few queries at a time. Of an encoder-decoder the decoder is compared.
 
     >>> import torch, glasshouse as gh
@@ -127,13 +128,9 @@ def compare(
     first, second = unwrap_model(model_a), unwrap_model(model_b)
     _check_shapes(first, second)
     if tok is not None:
-        check_tokenizer(first, tok)
         check_tokenizer(second, tok)
-    given = tuple(
-        _encode(first, text, tok, is_target=number > 0) if isinstance(text, str) else text
-        for number, text in enumerate(inputs)
-    )
-    text, others = make_stack_input(first, given, model_kwargs), make_stack_input(second, given, model_kwargs)
+    given, kwargs = encode_inputs(first, inputs, model_kwargs, tok)
+    text, others = make_stack_input(first, given, kwargs), make_stack_input(second, given, kwargs)
     depth, heads = second.spec.n_layers, second.spec.n_heads
     exact = _exact(first.token_embedding.table.weight, second.token_embedding.table.weight)
 
@@ -149,7 +146,7 @@ def compare(
     with eval_mode(first, second):
         names = ("embed", "resid_post.*", "q.*", "k.*", "z.*", "ffn_out.*")
         with record(first, *(text.prefix + name for name in names)) as seen:
-            logits_a = first(*given, **model_kwargs)
+            logits_a = first(*given, **kwargs)
         hooks = [
             _distance_hook(text, seen, site, result, axes)
             for sites, results, axes in (
@@ -164,7 +161,7 @@ def compare(
         for layer, total in enumerate(weights):
             hooks += _pattern_hooks(text, seen, others, layer, masks, total)
         with hook_manager_of(second).registered(hooks):
-            logits_b = second(*given, **model_kwargs)
+            logits_b = second(*given, **kwargs)
         divergence, loss_a, loss_b = _compare_predictions(text, logits_a, logits_b)
     return Comparison(
         residual_distance=stream.where(text.real, torch.nan),
@@ -192,24 +189,6 @@ def _check_shapes(model_a: Model, model_b: Model) -> None:
     here, there = (model.token_embedding.table.weight.device for model in (model_a, model_b))
     if here != there:
         raise InputError(f"the first model is on {here}, but the second on {there}; move them to one device.")
-
-
-def _encode(model: Model, text: str, tok: Tokenizer | None, *, is_target: bool) -> Tensor:
-    """Return the ids of a text, [1, S], with the special tokens that the model was trained with."""
-    if tok is None:
-        raise InputError(f"the text {text[:40]!r} was given without a tokenizer; give tok, or ids.")
-    s = model.spec
-    if not isinstance(model, Seq2Seq):
-        ids = tok.encode(text)
-    elif is_target:
-        if s.start_id is None:
-            raise InputError("the spec has no start_id, which a target begins with; give the target as ids.")
-        ids = [s.start_id, *tok.encode(text, add_special_tokens=False)]
-    else:
-        ids = tok.encode(text)
-        if s.end_ids and not (ids and ids[-1] in s.end_ids):
-            ids.append(s.end_ids[0])
-    return torch.tensor([ids], dtype=torch.long, device=model.token_embedding.table.weight.device)
 
 
 def _distance_hook(text: StackInput, seen: Recording, site: Site, result: Tensor, axes: tuple[int, ...]) -> Hook:

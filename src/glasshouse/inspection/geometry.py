@@ -15,20 +15,23 @@ from glasshouse.inspection.hooks import Hook
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Selection, select, unwrap_model
 from glasshouse.inspection.stack_input import make_stack_input
+from glasshouse.inspection.text_input import Input, encode_inputs
+from glasshouse.text import Tokenizer
 
 
 def attention_rollout(
     model: nn.Module,
-    *inputs: Tensor,
+    *inputs: Input,
     residual: float = 0.5,
     stack: str | None = None,
+    tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401 - whatever the model takes
 ) -> Tensor:
     """Return the attention rollout up to each layer, [layer, batch, query, key].
 
     As Abnar and Zuidema define it: the mean attention pattern over heads, mixed with the identity at the weight
     `residual`, normalized, and multiplied over the layers. In an encoder-decoder it is the rollout of the decoder's
-    self-attention, or with `stack="encoder"` the encoder's.
+    self-attention, or with `stack="encoder"` the encoder's. With `tok` the input may be a text, or several.
 
     >>> import torch, glasshouse as gh
     >>> from glasshouse.inspection.geometry import attention_rollout
@@ -43,7 +46,7 @@ def attention_rollout(
             f"residual is {residual}, but it is the weight of the residual connection; give one from 0 to 1."
         )
     whole = unwrap_model(model)
-    text = make_stack_input(whole, inputs, model_kwargs, stack)
+    text = make_stack_input(whole, *encode_inputs(whole, inputs, model_kwargs, tok), stack)
     patterns = text.sites("pattern")
     rows, length = text.ids.shape
     exact = torch.promote_types(whole.token_embedding.table.weight.dtype, torch.float32)
@@ -64,13 +67,15 @@ def attention_rollout(
 
 def position_similarity(
     model: nn.Module,
-    *inputs: Tensor,
+    *inputs: Input,
     site: str | None = None,
+    tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401 - whatever the model takes
 ) -> Tensor:
     """Return the cosine similarity between every two positions, [batch, position, position].
 
-    The vectors are those of a site of the residual stream, such as `resid_post.3`; by default of `final`.
+    The vectors are those of a site of the residual stream, such as `resid_post.3`; by default of `final`. With `tok`
+    the input may be a text, or several.
 
     >>> import torch, glasshouse as gh
     >>> from glasshouse.inspection.geometry import position_similarity
@@ -79,7 +84,8 @@ def position_similarity(
     tensor(1.)
     """
     whole = unwrap_model(model)
-    text = make_stack_input(whole, inputs, model_kwargs)
+    given, kwargs = encode_inputs(whole, inputs, model_kwargs, tok)
+    text = make_stack_input(whole, given, kwargs)
     found = select(whole, f"{text.prefix}final" if site is None else site)
     if len(found) != 1 or found[0].axes[:2] != ("batch", "position") or len(found[0].axes) != 3:
         raise InputError(
@@ -87,7 +93,7 @@ def position_similarity(
         )
     name = found[0].name
     with eval_mode(whole), record(whole, name, stop=True) as seen:
-        whole(*inputs, **model_kwargs)
+        whole(*given, **kwargs)
     vectors = seen[name]
     vectors = F.normalize(vectors.to(torch.promote_types(vectors.dtype, torch.float32)), dim=-1)
     return vectors @ vectors.transpose(1, 2)
@@ -95,13 +101,15 @@ def position_similarity(
 
 def residual_norms(
     model: nn.Module,
-    *inputs: Tensor,
+    *inputs: Input,
     stack: str | None = None,
+    tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401 - whatever the model takes
 ) -> Tensor:
     """Return the norm of the residual stream after the embedding and each layer, [layer + 1, batch, position].
 
-    In an encoder-decoder it is the decoder's residual stream, or with `stack="encoder"` the encoder's.
+    In an encoder-decoder it is the decoder's residual stream, or with `stack="encoder"` the encoder's. With `tok` the
+    input may be a text, or several.
 
     >>> import torch, glasshouse as gh
     >>> from glasshouse.inspection.geometry import residual_norms
@@ -109,7 +117,8 @@ def residual_norms(
     >>> residual_norms(model, torch.tensor([[1, 2, 3]])).shape
     torch.Size([3, 1, 3])
     """
-    text = make_stack_input(unwrap_model(model), inputs, model_kwargs, stack)
+    whole = unwrap_model(model)
+    text = make_stack_input(whole, *encode_inputs(whole, inputs, model_kwargs, tok), stack)
     exact = torch.promote_types(text.model.token_embedding.table.weight.dtype, torch.float32)
     stream = text.stream()
     norms = torch.empty(len(stream), *text.ids.shape, dtype=exact, device=text.ids.device)

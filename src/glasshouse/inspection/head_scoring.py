@@ -15,6 +15,8 @@ from glasshouse.errors import InputError
 from glasshouse.inspection.html_display import HtmlDisplay, heatmap
 from glasshouse.inspection.sites import unwrap_model
 from glasshouse.inspection.stack_input import StackInput, make_stack_input
+from glasshouse.inspection.text_input import Input, encode_inputs
+from glasshouse.text import Tokenizer
 
 # The scores that are attention weight on certain keys, in the order of the fields.
 ON_KEYS = ("current_token", "previous", "first", "duplicate", "induction", "marked")
@@ -59,9 +61,10 @@ class HeadScores(HtmlDisplay):
 
 def head_scores(
     model: nn.Module,
-    *inputs: Tensor,
+    *inputs: Input,
     marked: Tensor | None = None,
     stack: str | None = None,
+    tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401 - whatever the model takes
 ) -> HeadScores:
     """Score every attention head on a text, in one forward pass and without materializing a whole pattern.
@@ -69,7 +72,7 @@ def head_scores(
     Other occurrences of a token are those before it in its document, or in an encoder those on both sides; keys
     outside a sliding window get weight 0. `marked` [B, S] marks further tokens to score: ends of lines, or an answer
     somewhere in the text. Padding is excluded. In an encoder-decoder it is the decoder's self-attention that is
-    scored, or with `stack="encoder"` the encoder's.
+    scored, or with `stack="encoder"` the encoder's. With `tok` the input may be a text, or several.
 
     The shorter the text, the higher the scores by chance: on four tokens, uniform attention puts 0.36 of its weight
     on the previous token. `uniform_baseline` has these scores, and `head_types` compares with them.
@@ -85,7 +88,7 @@ def head_scores(
     'current_token'
     """
     whole = unwrap_model(model)
-    text = make_stack_input(whole, inputs, model_kwargs, stack)
+    text = make_stack_input(whole, *encode_inputs(whole, inputs, model_kwargs, tok), stack)
     patterns = text.sites("pattern")
     depth, heads, (rows, length) = len(patterns), whole.spec.n_heads, text.ids.shape
     exact = torch.promote_types(whole.token_embedding.table.weight.dtype, torch.float32)

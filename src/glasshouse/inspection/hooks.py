@@ -42,8 +42,8 @@ class CallListener(Protocol):
     def complete(self) -> bool:
         """Whether everything requested of this forward pass has been recorded."""
 
-    def begin(self) -> None:
-        """Handle the beginning of a forward pass."""
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Handle the beginning of a forward pass with these arguments."""
 
     def end(self, whole: bool) -> None:
         """Handle its end; `whole` is False if it raised an error or was stopped early."""
@@ -113,15 +113,15 @@ class HookManager:
     def _hook_model(self, model: nn.Module) -> None:
         """Register hooks on the whole model that notify the listeners."""
 
-        def before_forward(module: nn.Module, args: tuple[Any, ...]) -> None:
+        def before_forward(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             for one in self.listeners if threading.get_ident() == self.owner else ():
-                one.begin()
+                one.begin(args, kwargs)
 
         def after_forward(module: nn.Module, args: tuple[Any, ...], value: Tensor | None) -> None:
             if threading.get_ident() == self.owner:
                 self.end(value is not None)  # None after an error
 
-        self.undo.callback(model.register_forward_pre_hook(before_forward).remove)
+        self.undo.callback(model.register_forward_pre_hook(before_forward, with_kwargs=True).remove)
         self.undo.callback(model.register_forward_hook(after_forward, always_call=True).remove)
 
     def _hook_module(self, site: Site, hooks: list[Hook]) -> None:

@@ -30,8 +30,9 @@ from glasshouse.inspection.html_display import (
 )
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import unwrap_compiled, unwrap_model
+from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.layers.layout import Layout
-from glasshouse.models import Encoder, Model, check_tokenizer
+from glasshouse.models import Encoder, Model
 from glasshouse.models.heads import Classifier, LMHead, NoHead
 from glasshouse.text import Tokenizer
 
@@ -87,7 +88,7 @@ class Lens(HtmlDisplay):
 
 def lens(
     model: nn.Module,
-    *inputs: Tensor,
+    *inputs: Input,
     top_k: int = 5,
     layers: Sequence[int] | None = None,
     positions: Sequence[int] | None = None,
@@ -100,7 +101,7 @@ def lens(
     Layer 0 is the embedding and the last is the model's own output; only the chosen `layers` and `positions` are
     computed, a few at a time. The target token at a position is that of `targets` [B, S] (none if negative); by
     default the next token of the input, or for an encoder the token itself; padding has none. In an encoder-decoder
-    the lens is applied to the decoder.
+    the lens is applied to the decoder. With `tok` the input may be a text, or several, and tokens are drawn as text.
 
     >>> import torch, glasshouse as gh
     >>> from glasshouse.inspection.logit_lens import lens
@@ -111,24 +112,23 @@ def lens(
     """
     whole = unwrap_model(model)
     _check_lens(whole, top_k)
-    if tok is not None:
-        check_tokenizer(whole, tok)
     check_full_sequence(model_kwargs)
-    ids = ids_of(whole, inputs)
+    given, kwargs = encode_inputs(whole, inputs, model_kwargs, tok)
+    ids = ids_of(whole, given)
     prefix, stack = final_stack(whole)
     depth = len(stack.blocks)
     chosen = resolve_indices(layers, depth + 1, "layers")
     indices = resolve_indices(positions, ids.shape[1], "positions")
     if not chosen or not indices:
         raise InputError(f"{'positions' if chosen else 'layers'} is empty, but the lens needs at least one; give it.")
-    layout = layout_of(whole, ids, model_kwargs)
+    layout = layout_of(whole, ids, kwargs)
     target = target_tokens(whole, ids, layout, targets)[:, indices]
 
     names = [prefix + name for name in ("embed", *(f"resid_post.{layer}" for layer in range(depth)))]
     with eval_mode(whole):
         # The last layer is recorded after the final norm, as the head receives it.
         sites = [f"{prefix}final" if layer == depth else names[layer] for layer in chosen]
-        vectors = _vectors(whole, inputs, model_kwargs, sites, indices)
+        vectors = _vectors(whole, given, kwargs, sites, indices)
         output = apply_lens(whole, vectors, target.expand(vectors.shape[:3]), layout, top_k)
     return Lens(
         *output,

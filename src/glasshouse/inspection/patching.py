@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -17,18 +17,27 @@ from glasshouse.inspection.forward_pass import check_full_sequence, eval_mode
 from glasshouse.inspection.html_display import MAX_COLUMNS, HtmlDisplay, heatmap, labels
 from glasshouse.inspection.metrics import Metric, logit_diff_metrics, scalar_metric, supports_last_logit_only
 from glasshouse.inspection.recording import Recording, record
-from glasshouse.inspection.sites import sites
+from glasshouse.inspection.sites import sites, unwrap_model
+from glasshouse.inspection.text_input import Input, encode_inputs
+from glasshouse.models import Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
-Prompt = Tensor | Sequence[Tensor]  # ids [B, S], or all inputs of the model: source and target
+Prompt = Input | Sequence[Input]  # ids [B, S] or texts; of an encoder-decoder a pair: source and target
 
 
-def patch(model: nn.Module, corrupted: Prompt, clean: Prompt, *names: str, **model_kwargs: Any) -> Tensor:  # noqa: ANN401
+def patch(
+    model: nn.Module,
+    corrupted: Prompt,
+    clean: Prompt,
+    *names: str,
+    tok: Tokenizer | None = None,
+    **model_kwargs: Any,  # noqa: ANN401
+) -> Tensor:
     """Return the output on the prompt `corrupted` with the named activations patched from the prompt `clean`.
 
     Names are those of `record`, with `*` and indices; `model_kwargs` are further arguments of the model for both
-    prompts, or as a pair, such as `lengths=(of_corrupted, of_clean)`, for each. Patching a whole layer gives the
-    clean output:
+    prompts, or as a pair, such as `lengths=(of_corrupted, of_clean)`, for each. With `tok` a prompt may be a text, or
+    several. Patching a whole layer gives the clean output:
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -36,7 +45,7 @@ def patch(model: nn.Module, corrupted: Prompt, clean: Prompt, *names: str, **mod
     >>> torch.allclose(patch(model, a, b, "resid_post.1"), model(b))
     True
     """
-    here, there = prompt_pair(corrupted, clean, model_kwargs)
+    here, there = prompt_pair(model, corrupted, clean, model_kwargs, tok)
     with eval_mode(model):
         with record(model, *names, stop=True) as seen:
             there.run(model)
@@ -55,7 +64,9 @@ class _Prompt(NamedTuple):
         return output
 
 
-def prompt_pair(corrupted: Prompt, clean: Prompt, model_kwargs: Mapping[str, Any]) -> tuple[_Prompt, _Prompt]:
+def prompt_pair(
+    model: nn.Module, corrupted: Prompt, clean: Prompt, model_kwargs: Mapping[str, Any], tok: Tokenizer | None = None
+) -> tuple[_Prompt, _Prompt]:
     """Return both prompts, each with its keyword arguments: of a pair, the first is for `corrupted`."""
     check_full_sequence({"cache": model_kwargs.get("cache")})
     for name, given in model_kwargs.items():
@@ -67,7 +78,11 @@ def prompt_pair(corrupted: Prompt, clean: Prompt, model_kwargs: Mapping[str, Any
         {name: given[which] if isinstance(given, tuple) else given for name, given in model_kwargs.items()}
         for which in (0, 1)
     )
-    return _Prompt(_inputs(corrupted), of_corrupted), _Prompt(_inputs(clean), of_clean)
+    whole = unwrap_model(model)
+    return (
+        _Prompt(*encode_inputs(whole, _inputs(whole, corrupted), of_corrupted, tok)),
+        _Prompt(*encode_inputs(whole, _inputs(whole, clean), of_clean, tok)),
+    )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -115,7 +130,7 @@ def activation_patching(
     `site` is a name without its layer: `resid_post`, `z`, `decoder.cross_z`. `axis` is the axis to patch along: by
     default heads if the site has them, else positions. `metric` maps an output to a scalar; by default it is the
     logit difference at the last token between the top prediction on `clean` and that on `corrupted`. `model_kwargs`
-    are as in `patch`. After each layer `progress` is called with the number of patches done and their total.
+    and `tok` are as in `patch`. After each layer `progress` is called with the number of patches done and in all.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -128,7 +143,7 @@ def activation_patching(
     axis = axis or axes[1]  # head or position
     if axis not in axes[1:]:
         raise InputError(f"{site} has no axis {axis!r} to patch along; {did_you_mean(axis, axes[1:])}")
-    dim, (here, there) = axes.index(axis), prompt_pair(corrupted, clean, model_kwargs)
+    dim, (here, there) = axes.index(axis), prompt_pair(model, corrupted, clean, model_kwargs, tok)
     if metric is None and supports_last_logit_only(model, *here) and supports_last_logit_only(model, *there):
         for prompt in (here, there):
             prompt.model_kwargs.setdefault("logits_to_keep", torch.tensor([-1], device=prompt.inputs[-1].device))
@@ -182,8 +197,13 @@ def draw_layers(values: Tensor, axis_labels: Sequence[str], axis: str, caption: 
     return heatmap(values[:, :MAX_COLUMNS], rows=rows, columns=axis_labels[:MAX_COLUMNS], caption=caption)
 
 
-def _inputs(prompt: Prompt) -> tuple[Tensor, ...]:
-    return (prompt,) if isinstance(prompt, Tensor) else tuple(prompt)
+def _inputs(model: Model, prompt: Prompt) -> tuple[Input, ...]:
+    """Return a prompt as the inputs of a model: a list of texts is a batch, but of an encoder-decoder a pair."""
+    if isinstance(prompt, Tensor | str):
+        return (prompt,)
+    if isinstance(model, Seq2Seq) or any(isinstance(one, Tensor) for one in prompt):
+        return tuple(prompt)
+    return (cast(Sequence[str], prompt),)
 
 
 def patches_of(seen: Recording) -> dict[str, Change]:

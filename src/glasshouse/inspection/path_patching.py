@@ -17,6 +17,7 @@ from glasshouse.inspection.metrics import Metric
 from glasshouse.inspection.patching import Prompt, metric_and_baselines, patches_of, prompt_pair, stem_of
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Selection, select, sites
+from glasshouse.text import Tokenizer
 
 SENDERS, RECEIVERS = ("z", "cross_z"), ("q", "k", "v", "cross_q")
 WRITERS = (*SENDERS, "ffn_out")  # the sites that determine everything added to the residual stream
@@ -60,6 +61,7 @@ def path_patching(
     receiver: str,
     *,
     metric: Metric | None = None,
+    tok: Tokenizer | None = None,
     **model_kwargs: Any,  # noqa: ANN401
 ) -> PathEffect:
     """Patch one path: from a head, directly through the residual stream, into queries, keys or values of a later one.
@@ -69,7 +71,7 @@ def path_patching(
     and all other heads and feed-forward layers between them frozen as on `corrupted`; then the receiver alone is
     patched into a run on `corrupted`. Norms on the path are not frozen. With post-norm the residual stream itself
     passes a norm after every layer, so the path includes what the sender does to the scale of the rest. `metric` is
-    that of `activation_patching`, `model_kwargs` are those of `patch`.
+    that of `activation_patching`, `model_kwargs` and `tok` are those of `patch`.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -78,7 +80,7 @@ def path_patching(
     >>> found.output.shape, found.effect.shape
     (torch.Size([1, 3, 256]), torch.Size([]))
     """
-    here, there = prompt_pair(corrupted, clean, model_kwargs)
+    here, there = prompt_pair(model, corrupted, clean, model_kwargs, tok)
     sending, receiving, between = _ends(model, sender, receiver)
     with eval_mode(model):
         with record(model, *between) as unpatched:

@@ -6,17 +6,18 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import AttendCall, AttentionMap
 from glasshouse.inspection.hooks import Hook, hook_manager_of
-from glasshouse.inspection.html_display import HtmlDisplay, picture, shown
-from glasshouse.inspection.sites import Selection, Site, select
+from glasshouse.inspection.html_display import HtmlDisplay, labels, picture, shown
+from glasshouse.inspection.sites import Selection, Site, select, suggest_site
+from glasshouse.layers.layout import make_layout
+from glasshouse.text import Tokenizer
 
 MAX_MAPS = 48  # drawn; the others are only listed
 
@@ -45,7 +46,9 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
     With `*` for the layer, all recorded layers are stacked in one tensor.
     """
 
-    def __init__(self, selections: list[Selection]) -> None:
+    def __init__(self, selections: list[Selection], tok: Tokenizer | None = None) -> None:
+        self.tok = tok
+        self._call: dict[str, Any] = {}  # the ids of the latest forward pass and their padding
         self._entries = {one.name: _entry(one) for one in selections}
         self._finished: dict[str, Tensor] = {}  # from completed forward passes
         self._current: dict[str, Tensor] | None = None  # from the forward pass in progress
@@ -82,13 +85,34 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
         axes = self._entries[self._find(name)[0]].axes
         return ("layer", *axes) if "*" in name else axes
 
+    @property
+    def str_tokens(self) -> list[list[str]]:
+        """The tokens of the input of the latest forward pass as text, without padding; `record` was given `tok`.
+
+        >>> import glasshouse as gh
+        >>> model, tok = gh.load("python-3m")
+        >>> with gh.record(model, "pattern.3", tok=tok) as seen:
+        ...     _ = gh.inspection.run(model, "import os", tok=tok)
+        >>> seen.str_tokens
+        [['import', '␣os']]
+        """
+        if self.tok is None or not isinstance(ids := self._call.get("ids"), Tensor):
+            raise NotRecordedError("the tokens are unknown; give tok to gh.record and call the model in its block.")
+        real = make_layout(**self._call).real
+        rows = ids if real is None else [row[kept] for row, kept in zip(ids, real, strict=True)]
+        return [labels(row, self.tok) for row in rows]
+
     def put(self, selection: Selection, value: Tensor) -> None:
         """Store the activation of a site."""
         (self._finished if self._current is None else self._current)[selection.name] = value
 
-    def begin(self) -> None:
+    def begin(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Keep what is recorded from now on separate until the forward pass has ended."""
         self._current = {}
+        side = "target_" if len(args) == 2 or "target" in kwargs else ""  # of an encoder-decoder
+        ids = kwargs.get("target" if side else "ids", args[-1] if args else None)
+        padding = {name: kwargs.get(side + name) for name in ("lengths", "mask")}
+        self._call = {"ids": ids, **padding, "side": side}
 
     def end(self, whole: bool) -> None:
         """Keep what the forward pass recorded, or discard it if it raised an error."""
@@ -115,7 +139,7 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
             if fnmatchcase(one.site, stem) and index in (one.indices, frozenset())
         }
         if not found:
-            raise NotRecordedError(f"{name!r} is not recorded; {did_you_mean(name, self._entries)}")
+            raise NotRecordedError(f"{name!r} is not recorded; {suggest_site(name, self._entries)}")
         kinds = {(one.site.rpartition(".")[0], one.indices) for one in found.values()}
         if len(kinds) > 1 or ("*" not in name and len(found) > 1):
             raise NotRecordedError(f"{name!r} is ambiguous: {' or '.join(found)}; give the full name.")
@@ -135,8 +159,10 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
                     picture(one, caption=f"{name}, head {head}" if many else name)
                     for head, one in enumerate(first if many else [first], self._entries[name].first_head)
                 ]
+        words = self.str_tokens[0] if maps and self.tok is not None else []
+        of = f"<p>tokens: {' '.join(map(shown, words))}</p>" if words else ""
         left = f"<p>{len(maps) - MAX_MAPS} more maps are not drawn</p>" if len(maps) > MAX_MAPS else ""
-        return f'<div class="side">{"".join(maps[:MAX_MAPS])}</div>{left}<table>{lines}</table>'
+        return f'{of}<div class="side">{"".join(maps[:MAX_MAPS])}</div>{left}<table>{lines}</table>'
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in self._values.items())
@@ -156,14 +182,17 @@ def _entry(one: Selection) -> _Entry:
 
 
 @contextmanager
-def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False) -> Iterator[Recording]:
+def record(
+    model: nn.Module, *names: str, grad: bool = False, stop: bool = False, tok: Tokenizer | None = None
+) -> Iterator[Recording]:
     """Record the activations at the named sites while the model is called.
 
     A name may have `*` for every layer, and an index in brackets: `pattern.3[head=2, query=-1]` computes that query
     alone. With `grad` the tensors stay in the autograd graph, for gradients with respect to them; otherwise they are
     detached. With `stop` the block ends as soon as every site was recorded, and the rest of the model is not
     computed. Nothing is kept of a call that raises an error. Calls of other threads are not recorded, and another
-    record of the same model waits for this one.
+    record of the same model waits for this one. With `tok` the recording knows its tokens; `gh.inspection.run` calls
+    the model on texts.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -179,7 +208,7 @@ def record(model: nn.Module, *names: str, grad: bool = False, stop: bool = False
         raise InputError(
             f"{part.name} is a slice, which is not in the autograd graph; record {part.site.name} and index that."
         )
-    seen = Recording(selections)
+    seen = Recording(selections, tok)
 
     def take(one: Selection, value: Tensor) -> None:
         if not grad:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import cast
 
 from torch import Tensor, nn
 
+from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.layers.sublayer import STREAM, HookPoint, Sublayer
@@ -161,13 +162,46 @@ def _parse_index(site: Site, text: str) -> Selection:
     return Selection(site, tuple(index.values()), f"[{index_text}]" if index_text else "")
 
 
-def _advice(name: str, known: dict[str, Site]) -> str:
+def _advice(name: str, known: Collection[str]) -> str:
+    ours, remark = _translated(name)
+    if ours:
+        inner = [one for one in known if one.endswith(f".{ours}")] or [ours]  # of one stack or both
+        said = f"it is called {' or '.join(inner)} here{remark}"
+        return f"{said}." if {*inner} & {*known} or "*" in ours else f"{said}, and {_advice(ours, known)}"
     stem, _, layer = name.rpartition(".")
     there = [one for one in known if one.rpartition(".")[0] == stem]
     if there and layer.isdigit():
         return f"its layers are 0 to {len(there) - 1}."
     inner = [one for one in known if one.endswith(f".{name}")]
-    return f"did you mean {' or '.join(inner)}?" if inner else did_you_mean(name, known)
+    return f"did you mean {' or '.join(inner)}?" if inner else suggest_site(name, known)
+
+
+def _translated(name: str) -> tuple[str, str]:
+    """Return our name of a hook of TransformerLens, with its layer, and a remark; both empty for other names.
+
+    >>> _translated("blocks.3.attn.hook_pattern"), _translated("hook_embed"), _translated("pattern.3")
+    (('pattern.3', ''), ('embed', ', positions included'), ('', ''))
+    """
+    block = re.match(r"(blocks|encoder|decoder)\.(\d+|\*)\.", name)
+    ours, comma, remark = hints.SITES.get(name[block.end() :] if block else name, "").partition(", ")
+    prefix = f"{block[1]}." if block and block[1] != "blocks" else ""
+    return (f"{prefix}{ours}.{block[2]}" if ours and block else ours), comma + remark
+
+
+def suggest_site(name: str, known: Collection[str]) -> str:
+    """Suggest the nearest of some sites, in the layer that was meant, or list them, each once for all layers.
+
+    >>> known = ["embed", "resid_post.0", "resid_post.1", "pattern.0", "pattern.1"]
+    >>> suggest_site("resid_pos.1", known), suggest_site("x", known)
+    ('did you mean resid_post.1?', 'it has embed, resid_post.*, pattern.*.')
+    """
+    layer = re.search(r"\.(\d+)(?=\[|$)", name)
+    every = list(dict.fromkeys(re.sub(r"\.\d+(?=\[|$)", ".*", one) for one in known))
+    advice = did_you_mean(re.sub(r"\.\d+(?=\[|$)", ".*", name), every)
+    if layer is not None and advice.startswith("did"):
+        there = advice.replace(".*", layer[0])
+        return there if there.removeprefix("did you mean ").removesuffix("?") in known else advice
+    return advice
 
 
 def _stack_sites(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, HookPoint]]:
