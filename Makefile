@@ -32,12 +32,15 @@ demo: $(VENV)/.ready  ## open the page on a trained model, and train a small one
 pictures: browser  ## take the screenshots of docs/look.md
 	$(BIN)/python docs/pictures.py --chromium $$($(BIN)/python tests/chromium.py)
 
+# The package, README's Python and tests/typed_use.py; basedpyright takes five seconds for the latter two.
+TYPES := $(BIN)/python tests/readme_code.py && $(BIN)/mypy && $(BIN)/basedpyright --pythonpath $(BIN)/python
+
 # mypy has one thread, and so runs beside the tests.
 test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error (six minutes)
 	@mkdir -p build
-	@$(BIN)/mypy > build/mypy.log 2>&1 & types=$$!; \
+	@($(TYPES)) > build/types.log 2>&1 & types=$$!; \
 	  $(TMP) $(PYTEST) -m 'not long'; tests=$$?; \
-	  wait $$types; types=$$?; cat build/mypy.log; exit $$((tests + types))
+	  wait $$types; types=$$?; cat build/types.log; exit $$((tests + types))
 
 # Every long suite of a CPU, the gate first.
 CHECK := test numerics examples models text generation training distributed simulate serving serving-load page inspection claims commands wheel docs oldest-torch coverage mutants
@@ -65,8 +68,8 @@ lint: $(VENV)/.ready  ## style and likely mistakes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(VENV)/.ready  ## mypy, strict, on the package
-	$(BIN)/mypy
+types: $(VENV)/.ready  ## mypy, strict, on the package and README's Python, which basedpyright checks too
+	$(TYPES)
 
 models: $(VENV)/.ready  ## 500 drawn specs; compiled = eager over specs that cover every pair of choices (about ten minutes)
 	$(PYTEST) -m long tests/models

@@ -265,6 +265,11 @@ def test_tokenizer_of_another_model_raises(model: gh.models.Decoder) -> None:
     model.tokenizer_fingerprint = None
 
 
+def test_text_is_streamed_with_a_tokenizer_only(model: gh.models.Decoder) -> None:
+    with pytest.raises(gh.InputError, match="there is no tokenizer, so there is no text to stream"):
+        list(gh.stream(model, None, [1, 2]))
+
+
 def test_progress_counts_every_token(model: gh.models.Decoder) -> None:
     seen: list[int] = []
     made = gh.generate(model, TOK, ["to", "be or"], max_new_tokens=7, progress=seen.append)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import pytest
 import torch
 
 import glasshouse as gh
 from glasshouse import config, spec
+from glasshouse.spec import catalog
 
 
 def gpt2(d: int, layers: int) -> int:
@@ -119,3 +122,9 @@ def test_the_default_attention_is_not_written() -> None:
     table = config.dump(spec.preset("gpt2"))
     assert "attention" not in table
     assert spec.parse(table) == spec.parse(table | {"attention": {"kind": "softmax"}}) == spec.preset("gpt2")
+
+
+def test_type_checkers_are_told_the_kind_of_every_preset() -> None:
+    told = {"decoder": catalog.DecoderPreset, "encoder": catalog.EncoderPreset, "seq2seq": catalog.Seq2SeqPreset}
+    known = {name: kind for kind, names in told.items() for name in get_args(names)}
+    assert known == {name: gh.preset(name).kind for name in gh.presets()}

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
 
 from glasshouse.generation import Request, SamplingParams
 from glasshouse.generation.generate import generate_requests
-from glasshouse.models import Decoder, Model, Seq2Seq
+from glasshouse.models import Model
 from glasshouse.objectives.objective import Pair
 from glasshouse.objectives.report import Example
 from glasshouse.text import Tokenizer
@@ -39,7 +38,7 @@ def generate_answers(
         progress("generating", done, total)
 
     found = generate_requests(
-        cast("Decoder | Seq2Seq", model),
+        model,
         tok,
         [prompt for prompt, _ in pairs],
         SamplingParams(max_new_tokens=max_new_tokens, beams=beams, stop_token_ids=tuple(sorted(ends))),

@@ -32,7 +32,7 @@ from glasshouse.generation.validation import (
     split_source,
 )
 from glasshouse.inspection.steering import SteeringVector
-from glasshouse.models import Decoder, Seq2Seq, check_tokenizer
+from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.length import check_length
 from glasshouse.models.prompt import Prompt, encode_prompt
@@ -75,7 +75,7 @@ class Engine:
 
     def __init__(
         self,
-        model: Decoder | Seq2Seq,
+        model: Model,
         tok: Tokenizer | None = None,
         *,
         slots: int = 8,
@@ -89,7 +89,7 @@ class Engine:
         record: str | Sequence[str] = (),
         steering: Mapping[str, SteeringVector] | None = None,
     ) -> None:
-        check_model(model)
+        model = check_model(model)
         check_vectors(model, steering or {})
         if tok is not None:
             check_tokenizer(model, tok)

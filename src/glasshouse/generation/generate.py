@@ -13,7 +13,7 @@ from glasshouse.generation.request import Completion, Request
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Speculator
 from glasshouse.generation.validation import check_model
-from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.models import Model
 from glasshouse.models.length import check_length
 from glasshouse.models.prompt import Prompt, encode_prompt
 from glasshouse.spec import Spec
@@ -21,7 +21,7 @@ from glasshouse.text import Tokenizer
 
 
 def generate(
-    model: Decoder | Seq2Seq,
+    model: Model,
     tok: Tokenizer | None,
     prompts: Prompt | Sequence[Prompt],
     max_new_tokens: int = 64,
@@ -102,7 +102,7 @@ def generate(
 
 
 def generate_requests(
-    model: Decoder | Seq2Seq,
+    model: Model,
     tok: Tokenizer | None,
     prompts: Prompt | Sequence[Prompt],
     options: SamplingParams,
@@ -125,7 +125,7 @@ def generate_requests(
     >>> [len(request.completions()) for request in requests]
     [2, 2]
     """
-    check_model(model)
+    model = check_model(model)
     prompt_ids = [encode_prompt(prompt, tok, model.spec) for prompt in as_list(prompts)]
     check_count("n", n)
     beams = options.beams
@@ -168,7 +168,7 @@ def generate_requests(
     return requests
 
 
-def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings: object) -> Iterator[str]:
+def stream(model: Model, tok: Tokenizer | None, prompt: Prompt, **settings: object) -> Iterator[str]:
     """Yield the completion of one prompt as it is generated, in whole characters; settings as in `generate`.
 
     >>> import glasshouse as gh
@@ -179,7 +179,11 @@ def stream(model: Decoder | Seq2Seq, tok: Tokenizer, prompt: Prompt, **settings:
     True
     """
     options = SamplingParams.parse(settings)
-    check_model(model)
+    model = check_model(model)
+    if tok is None:
+        raise InputError(
+            "there is no tokenizer, so there is no text to stream; give tok, or call gh.generate for ids."
+        )
     ids = encode_prompt(prompt, tok, model.spec)
     max_len, source_len = required_lengths(model, [ids], options)
     check_beams(model, options.beams, max_len, source_len or 0)

@@ -17,8 +17,8 @@ from glasshouse.models.prompt import check_ids
 from glasshouse.text import Tokenizer
 
 
-def check_model(model: Model) -> None:
-    """Raise for a model that cannot generate, or has edits that depend on positions."""
+def check_model(model: Model) -> Decoder | Seq2Seq:
+    """Return a model that can generate; raise for another, or one with edits that depend on positions."""
     if not isinstance(model, Decoder | Seq2Seq):
         raise InputError(
             f"the model is of type {type(model).__name__}, which does not generate; give a decoder or an "
@@ -35,6 +35,7 @@ def check_model(model: Model) -> None:
             f"the edit of {edited} depends on rows or positions, which change at each step of generation; edit "
             "whole sites, heads or dimensions."
         )
+    return model
 
 
 def choose_compile(choice: bool | Literal["auto"], model: Decoder | Seq2Seq, *, recorded: bool, drafts: bool) -> bool:

@@ -121,6 +121,18 @@ class Family:
     extra: Callable[[Spec], ConfigDict] = no_extra_keys  # the inverse of `adjust`
     rename: Callable[[str, Spec], str] = same_name  # for tensor names that depend on the spec
 
+    def find_duplicates(self, tensors: dict[str, Tensor]) -> set[str]:
+        """Return the names of tensors that duplicate a tied one; a missing original is added from its duplicate."""
+        duplicates = set()
+        for name, others in self.tied_tensors.items():
+            for other in others:
+                if other not in tensors:
+                    continue
+                original, duplicate = tensors.setdefault(name, tensors[other]), tensors[other]
+                if original.dtype == duplicate.dtype and original.equal(duplicate):
+                    duplicates.add(other)
+        return duplicates
+
     def spec_from_config(
         self,
         table: Mapping[str, Any],
@@ -297,3 +309,15 @@ def _get(table: ConfigDict, path: str) -> Any:  # noqa: ANN401 - plain values of
     for name in path.split("."):
         value = value.get(name) if isinstance(value, dict) else None
     return value
+
+
+def tensor_mapping(family: Family | None, name: str, s: Spec) -> TensorMapping:
+    """Return where a tensor of ours is stored in a family; in the native format (None) under its own name.
+
+    >>> from glasshouse.spec import preset
+    >>> tensor_mapping(None, "head.bias", preset("tiny-decoder")).name
+    'head.bias'
+    """
+    mapping = TensorMapping(name) if family is None else family.tensor_mapping(name, s)
+    assert mapping is not None, f"{name} has no tensor mapping in its family"
+    return mapping

@@ -7,7 +7,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,7 @@ from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub import config_reader
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
-from glasshouse.hub.family import Family, TensorMapping, differing_fields, join, special_ids
+from glasshouse.hub.family import Family, TensorMapping, differing_fields, join, special_ids, tensor_mapping
 from glasshouse.hub.gpt2 import GPT2
 from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.model_folder import (
@@ -34,7 +34,7 @@ from glasshouse.hub.remote import resolve_folder
 from glasshouse.hub.t5 import T5
 from glasshouse.hub.verified import describe
 from glasshouse.layers.lora import lora_layers
-from glasshouse.models import Model, build, check_tokenizer, checked_parameters
+from glasshouse.models import Decoder, Model, Seq2Seq, build, check_tokenizer, checked_parameters
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.generation_config import with_end_ids
 from glasshouse.models.surgery import with_draft_heads
@@ -45,6 +45,8 @@ FAMILIES = {
     for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
 }
 ReadWeight = Callable[[str], Tensor]  # a weight by its name
+Device = torch.device | str | None
+Dtype = torch.dtype | str | None
 NATIVE = "glasshouse"  # the model_type of specs that no family can express
 FORMAT = 2
 MODEL_FILES = (
@@ -54,12 +56,29 @@ MODEL_FILES = (
 )
 
 
+@overload  # the models that come with the package
+def load(
+    path_or_repo_id: Literal["python-3m"], *, device: Device = ..., dtype: Dtype = ...
+) -> tuple[Decoder, Tokenizer]: ...
+@overload
+def load(
+    path_or_repo_id: Literal["dates-1m"], *, device: Device = ..., dtype: Dtype = ...
+) -> tuple[Seq2Seq, Tokenizer]: ...
+@overload
+def load(
+    path_or_repo_id: str | Path,
+    *,
+    revision: str | None = ...,
+    device: Device = ...,
+    dtype: Dtype = ...,
+    ignore: Collection[str] = ...,
+) -> tuple[Model, Tokenizer | None]: ...
 def load(
     path_or_repo_id: str | Path,
     *,
     revision: str | None = None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | str | None = None,
+    device: Device = None,
+    dtype: Dtype = None,
     ignore: Collection[str] = (),
 ) -> tuple[Model, Tokenizer | None]:
     """Load a model, in eval mode, and its tokenizer (None if there is none) from a folder, a run or the hub.
@@ -124,7 +143,7 @@ def _read_config(
         raise StoreError(f"{folder.weights!r} contains {twice[0]} under two names; download it again.")
     for name, new in canonical.items():
         tensors[new] = tensors.pop(name)
-    duplicates = _find_duplicates(family, tensors)
+    duplicates = family.find_duplicates(tensors)
     s = read_pooling(folder, family.spec_from_config(table, tensors.keys() - duplicates, ignore, source))
     if NATIVE in table:  # our own spec, which also has the training settings
         native = _native_spec(table, source)
@@ -154,19 +173,6 @@ def _native(table: Mapping[str, Any]) -> dict[str, Any]:
     return native if isinstance(native, dict) else {}
 
 
-def _find_duplicates(family: Family, tensors: dict[str, Tensor]) -> set[str]:
-    """Return the names of tensors that duplicate a tied one; a missing original is added from its duplicate."""
-    duplicates = set()
-    for name, others in family.tied_tensors.items():
-        for other in others:
-            if other not in tensors:
-                continue
-            original, duplicate = tensors.setdefault(name, tensors[other]), tensors[other]
-            if original.dtype == duplicate.dtype and original.equal(duplicate):
-                duplicates.add(other)
-    return duplicates
-
-
 def _load_weights(
     folder: ModelFolder,
     s: spec.Spec,
@@ -183,7 +189,7 @@ def _load_weights(
     if max(s.n_layers, getattr(s, "n_encoder_layers", 0)) > len(tensors):
         raise StoreError(f"{path!r} contains {len(tensors)} tensors, but its config has {s.n_layers} layers.")
     model = build(s, device="meta")
-    mappings = {name: _tensor_mapping(family, name, s) for name, _ in model.named_parameters()}
+    mappings = {name: tensor_mapping(family, name, s) for name, _ in model.named_parameters()}
     needed_names = {mapping.name for mapping in mappings.values()}
     if missing := sorted(needed_names - tensors.keys()):
         raise StoreError(
@@ -213,12 +219,6 @@ def _load_weights(
         state = {ours: tensor.contiguous() for ours, tensor in state.items()}
     model.load_state_dict(state, assign=True)
     return model
-
-
-def _tensor_mapping(family: Family | None, name: str, s: spec.Spec) -> TensorMapping:
-    mapping = TensorMapping(name) if family is None else family.tensor_mapping(name, s)
-    assert mapping is not None, f"{name} has no tensor mapping in its family"
-    return mapping
 
 
 def save(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> None:
@@ -325,7 +325,7 @@ def _writer(
     chunks: dict[str, list[tuple[TensorMapping, str]]] = defaultdict(list)
     sizes: dict[str, int] = defaultdict(int)
     for ours, weight in weights.items():
-        mapping = _tensor_mapping(family, ours, s)
+        mapping = tensor_mapping(family, ours, s)
         name = mapping.name.removeprefix(family.prefix) if family and headless else mapping.name
         chunks[name].append((mapping, ours))
         sizes[name] += weight.numel() * weight.element_size()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -22,6 +23,8 @@ class Decoder(nn.Module):
     >>> model(torch.tensor([[1, 2, 3]])).shape
     torch.Size([1, 3, 256])
     """
+
+    __call__: Callable[..., Tensor]  # torch's returns Any
 
     def __init__(self, s: spec.DecoderSpec) -> None:
         super().__init__()

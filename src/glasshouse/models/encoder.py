@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,6 +22,8 @@ class Encoder(nn.Module):
     >>> model(torch.tensor([[1, 2, 0], [1, 2, 3]]), lengths=torch.tensor([2, 3])).shape
     torch.Size([2, 3])
     """
+
+    __call__: Callable[..., Tensor]  # torch's returns Any
 
     def __init__(self, s: spec.EncoderSpec) -> None:
         super().__init__()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
@@ -23,6 +24,8 @@ class Seq2Seq(nn.Module):
     >>> model(torch.tensor([[5, 6, 7, 8]]), torch.tensor([[1, 2]])).shape
     torch.Size([1, 2, 256])
     """
+
+    __call__: Callable[..., Tensor]  # torch's returns Any
 
     def __init__(self, s: spec.Seq2SeqSpec) -> None:
         super().__init__()

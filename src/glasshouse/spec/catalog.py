@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, Literal, cast, overload
 
 from glasshouse import config
 from glasshouse.errors import ConfigError
 from glasshouse.spec.init import Init
-from glasshouse.spec.model import Spec
+from glasshouse.spec.model import DecoderSpec, EncoderSpec, Seq2SeqSpec, Spec
 from glasshouse.spec.position import Position
 
 ConfigDict = dict[str, Any]
+
+# For type checkers: what a preset, and the model that is built from it, is.
+DecoderPreset = Literal[
+    "gpt2",
+    "gpt2-medium",
+    "gpt2-large",
+    "gpt2-xl",
+    "llama-small",
+    "llama-1b",
+    "modern-small",
+    "modern-base",
+    "tiny-decoder",
+]
+EncoderPreset = Literal["bert-base", "vaswani-encoder", "tiny-encoder"]
+Seq2SeqPreset = Literal["vaswani-base", "vaswani-big", "t5-small", "tiny-seq2seq"]
 
 _VASWANI: ConfigDict = {
     "kind": "seq2seq",
@@ -196,6 +211,14 @@ def presets() -> list[str]:
     return list(_PRESETS)
 
 
+@overload
+def preset(name: DecoderPreset, **overrides: object) -> DecoderSpec: ...
+@overload
+def preset(name: EncoderPreset, **overrides: object) -> EncoderSpec: ...
+@overload
+def preset(name: Seq2SeqPreset, **overrides: object) -> Seq2SeqSpec: ...
+@overload
+def preset(name: str, **overrides: object) -> Spec: ...
 def preset(name: str, **overrides: object) -> Spec:
     """Return the spec of a preset, with some of its fields overridden.
 
