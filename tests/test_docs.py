@@ -15,6 +15,7 @@ import pytest
 
 import glasshouse as gh
 from glasshouse.config import Settings
+from glasshouse.page.manifest import VIEWS
 from glasshouse.training.run import Data, Train
 
 ROOT = Path(__file__).parents[1]
@@ -165,6 +166,12 @@ def _broken_links(page: Path, text: str) -> Iterator[str]:
         file = page.parent / path if path else page
         if not file.exists() or (anchor and anchor not in _anchors(file)):
             yield f"{page.relative_to(ROOT)}: {target}"
+
+
+def test_the_number_of_views_is_that_of_the_page() -> None:
+    word = {8: "eight", 9: "nine", 10: "ten"}[len(VIEWS)]
+    assert f"| {word} views" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"{word.capitalize()} views share" in (DOCS / "guides" / "looking-inside.md").read_text(encoding="utf-8")
 
 
 def test_links_and_anchors_lead_somewhere() -> None:

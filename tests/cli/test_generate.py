@@ -779,7 +779,9 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
         (["plain", "hi", "--chat"], "has no chat template, so it cannot chat; leave out --chat."),
         (["seq2seq", "hi", "--chat"], "is an encoder-decoder, so it cannot chat; leave out --chat."),
         (["encoder", "hi"], "the model is of type Encoder"),
-        (["wordless", "hi"], "has no tokenizer; add its tokenizer.json to the folder."),
+        (["wordless", "hi"], "this model has no tokenizer; enter token ids separated by spaces, such as 5 7 11."),
+        (["wordless", "5", "--stop", "x"], "stop is ('x',), but there is no tokenizer"),
+        (["wordless", "5", "--chat"], "has no tokenizer, so it cannot chat; leave out --chat."),
         (["learned", "to be " * 20], "tokens, but max_len is 16"),
         (["short", ""], "the prompt is empty, and the model has no start_id"),
         (["absent/model", "hi"], "there is no folder"),
@@ -812,3 +814,18 @@ def test_a_lone_argument_is_a_prompt_for_the_bundled_model(call: Call, lines: Ca
     for words in ([], ["python-3m"], [tmp_path]):  # a model without a prompt
         assert "there is no prompt" in call("generate", *words).err
     assert "without a model" in call("generate", "--chat").err
+
+
+def test_a_model_without_a_tokenizer_takes_and_gives_ids(
+    house: House, call: Call, lines: Callable[..., Done]
+) -> None:
+    prompts = [[5, 7, 11], [3]]
+    expected = gh.generate(house.models["decoder"], None, prompts, max_new_tokens=12)
+    texts = [" ".join(map(str, one.ids)) for one in expected]
+    assert all(texts)
+    assert call("generate", house["wordless"], "5 7 11", *FEW).out == texts[0] + "\n"
+    assert lines("generate", house["wordless"], "-", *FEW, stdin=b"5 7 11\n3\n").out.splitlines() == texts
+    found = json.loads(call("generate", house["wordless"], "5 7 11", *FEW, "--json").out)
+    assert (found["prompt"], found["ids"], found["text"]) == ("5 7 11", expected[0].ids, "")
+    (best,) = gh.generate(house.models["decoder"], None, [[3]], max_new_tokens=12, beams=2)
+    assert call("generate", house["wordless"], "3", *FEW, "--beams", "2").out.split() == list(map(str, best.ids))

@@ -270,6 +270,18 @@ def test_text_is_streamed_with_a_tokenizer_only(model: gh.models.Decoder) -> Non
         list(gh.stream(model, None, [1, 2]))
 
 
+def test_a_completion_prints_as_one_line(model: gh.models.Decoder) -> None:
+    (one,) = gh.generate(model, TOK, "to be", max_new_tokens=50)
+    assert len(one.ids) == 50
+    assert repr(one).startswith(f"Completion({one.text[:5]!r}"[:-1])
+    assert "50 tokens, finish_reason='length'" in repr(one)
+    assert repr(gh.Completion("a\nb", [1], [0.0], "stop", score=-1.5)) == (
+        "Completion('a\\nb', 1 token, finish_reason='stop', score=-1.5)"
+    )
+    assert len(repr(one)) < 6 * 60  # of a text of 60 characters, each of which may be escaped
+    assert "\n" not in repr(one)
+
+
 def test_progress_counts_every_token(model: gh.models.Decoder) -> None:
     seen: list[int] = []
     made = gh.generate(model, TOK, ["to", "be or"], max_new_tokens=7, progress=seen.append)

@@ -104,6 +104,12 @@ def test_files_that_are_none(tmp_path: Path) -> None:
         SteeringVector.load(path)
 
 
+def test_it_prints_as_one_line() -> None:
+    assert repr(SteeringVector(torch.tensor([3.0, 4.0]), "resid_post.1", "0" * 64)) == (
+        "SteeringVector('resid_post.1', 2 dimensions, norm 5)"
+    )
+
+
 def test_what_cannot_be_made(model: gh.models.Decoder) -> None:
     for site in ("resid_post.3", "z.0", "resid_post.*"):
         with pytest.raises(InputError, match=r"one of resid_post\.0 to resid_post\.2"):

@@ -52,13 +52,18 @@ def test_a_signal_saves_and_stops(number: signal.Signals, data_folder: Path, put
     put_run()
     run = Run.from_dict(table(data_folder))
     before = signal.getsignal(number)
+    reporter = RecordingReporter(5, lambda: os.kill(os.getpid(), number))
     with pytest.raises(StoppedError, match=rf"{number.name} after step 5") as stopped:
-        train(run, RecordingReporter(5, lambda: os.kill(os.getpid(), number)))
+        train(run, reporter)
+    assert sum(text.startswith("stopping after this step") for text in reporter.messages) == 1
     assert stopped.value.number == number
     assert signal.getsignal(number) is before
     assert (data_folder / "run" / "checkpoints" / "step-00000005").is_dir()
-    train(run)
+    result = train(run)
     assert_same(data_folder, "whole", "run")
+    assert repr(result).startswith(f"Result({str(result.folder)!r}, {result.steps} steps, loss ")
+    assert "\n" not in repr(result)
+    assert f"<td>{result.report.metrics['loss']:.4f}</td>" in result._repr_html_()
 
 
 def test_a_signal_during_a_step_undoes_the_step(

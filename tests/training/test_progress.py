@@ -85,7 +85,7 @@ def test_steps_print_a_line_at_intervals_and_during_a_long_step(capsys: pytest.C
     assert [line[:6] for line in lines(capsys)] == ["step 1", "step 3", "step 5"]
     clock.now += SILENCE
     display.tick()
-    assert lines(capsys) == ["step 5 of 100 · loss 5.1496 · 12,346 tokens/s · 7:55 left · 377.7 MB · MFU 46%"]
+    assert lines(capsys) == ["step 5 of 100 · loss 5.1496 · 7:55 left · 12,346 tokens/s · 377.7 MB · MFU 46%"]
 
 
 def test_ticks_while_open(capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,6 +137,20 @@ def test_the_spinner_moves_without_progress(monkeypatch: pytest.MonkeyPatch) -> 
         assert terminal.drawn.wait(PATIENCE)
     spinners = set(re.findall(r"([⠀-⣿])\x1b\[0m", terminal.getvalue()))
     assert len(spinners) > 1
+
+
+@pytest.mark.usefixtures("at_terminal")
+def test_the_time_left_is_not_cut_at_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal, clock = Terminal(), Clock()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    with Display(clock=clock).open() as display:
+        step(display, 123_455, of=1_000_000)
+        clock.now += 1.5
+        step(display, 123_456, of=1_000_000)
+        display._progress.refresh()  # type: ignore[union-attr]
+    drawn = re.sub(r"\x1b\[[\d;]*m", "", terminal.getvalue())
+    assert "step 123,456 of 1,000,000 · loss 5.1496 · 365:13:36 left" in drawn  # 876,544 steps of 1.5 s
 
 
 @pytest.mark.usefixtures("at_terminal")

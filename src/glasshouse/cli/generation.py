@@ -38,7 +38,8 @@ def generate(
         str | None,
         typer.Argument(
             metavar="PROMPT",
-            help="The text to continue or translate; - reads one per line from stdin; first message of a chat.",
+            help="The text to continue or translate, or token ids such as '5 7 11' if the model has no tokenizer; - "
+            "reads one per line from stdin; first message of a chat.",
         ),
     ] = None,
     max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 64,
@@ -161,8 +162,10 @@ def generate(
     found, tok = _load(model, revision, ignore, where)
     speculator = _speculator(found if draft_heads else None, draft_model, prompt_lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)
-    if chat and (translates or tok.chat_template is None):
-        kind = "is an encoder-decoder" if translates else "has no chat template"
+    if chat and (translates or tok is None or tok.chat_template is None):
+        kind = (
+            "is an encoder-decoder" if translates else "has no tokenizer" if tok is None else "has no chat template"
+        )
         raise gh.InputError(f"{model!r} {kind}, so it cannot chat; leave out --chat.")
     prompt_bytes = b"" if prompt is None else os.fsencode(prompt)  # as typed, also if not UTF-8
     many = chat or prompt == LINES
@@ -172,7 +175,7 @@ def generate(
         length = max_len or min(found.spec.max_len + options.max_new_tokens if limit is None else limit, ROOM)
         source = length if translates else 0
     else:
-        ids = gh.models.prompt.encode_prompt(prompt_bytes, tok, found.spec)
+        ids = streaming.encode(prompt_bytes, tok, found.spec)
         sequences = n if beams == 1 else 1
         length = max_len or gh.generation.required_lengths(found, [ids], options)[0]
         source = len(ids) if translates else 0
@@ -190,6 +193,7 @@ def generate(
     )
     del found  # a quantized engine keeps none of its matrices, so this frees their memory
     if chat:
+        assert tok is not None
         first = None if prompt in (None, LINES) else prompt_bytes.decode(errors="replace")
         chat_session.chat(engine, tok, options, system, first, as_json)
     elif prompt == LINES:
@@ -236,12 +240,9 @@ def _check_count(n: int, options: gh.SamplingParams) -> None:
 
 def _load(
     path_or_repo_id: str, revision: str | None, ignore: Sequence[str] | None, device: str
-) -> tuple[gh.models.Decoder | gh.models.Seq2Seq, gh.Tokenizer]:
+) -> tuple[gh.models.Decoder | gh.models.Seq2Seq, gh.Tokenizer | None]:
     model, tok = gh.load(path_or_repo_id, revision=revision, device=device, ignore=texts.listed(ignore))
-    gh.generation.validation.check_model(model)
-    if tok is None:
-        raise gh.InputError(f"{path_or_repo_id!r} has no tokenizer; add its tokenizer.json to the folder.")
-    return cast("gh.models.Decoder | gh.models.Seq2Seq", model), tok
+    return gh.generation.validation.check_model(model), tok
 
 
 def _weights(int8: bool, int4: bool, many: bool, max_new_tokens: int) -> Literal["own", "copy", "int8", "int4"]:
@@ -280,7 +281,7 @@ def _complete(
                 print(streaming.as_json(prompt, one))
             else:
                 _head(number, len(found), one.score)
-                print(streaming.fit(one.text))
+                print(streaming.fit(streaming.shown(one, engine.tok)))
     reasons = dict.fromkeys(request.finish_reason for request in requests if request.finish_reason)
     tokens = sum(len(request.ids) for request in requests)
     streaming.print_throughput(tokens, began, *streaming.acceptance(engine), *reasons)

@@ -69,14 +69,14 @@ class _Line:
     requests: list[gh.generation.Request] = field(default_factory=list)
     error: str = ""  # why it was refused
 
-    def output(self, n: int, as_json: bool) -> list[str]:
+    def output(self, n: int, as_json: bool, tok: gh.Tokenizer | None) -> list[str]:
         """Return the lines of output: one per completion in JSON, else always `n`."""
         if as_json and self.error:
             return [json.dumps({"prompt": streaming.readable(self.prompt), "error": self.error})]
         found = [one for request in self.requests for one in request.completions()] if not self.error else []
         if as_json:
             return [streaming.as_json(self.prompt, one) for one in found]
-        texts = [one.text.replace("\n", r"\n").replace("\r", r"\r") for one in found]
+        texts = [streaming.shown(one, tok).replace("\n", r"\n").replace("\r", r"\r") for one in found]
         return [*texts, *[""] * (n - len(texts))]
 
 
@@ -89,7 +89,7 @@ def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_jso
     lengths = streaming.LengthWarnings(engine)
     with nullcontext(gh.text.tokenizer_training.no_progress) if out.isatty() else screen.progress() as progress:
         for count, line in enumerate(_in_order(engine, lines, options, n), 1):
-            for text in line.output(n, as_json):
+            for text in line.output(n, as_json, engine.tok):
                 print(streaming.fit(text), file=out)
             out.flush()
             if line.error:
@@ -115,7 +115,7 @@ def _in_order(engine: gh.Engine, prompts: _Lines, options: gh.SamplingParams, n:
         while len(window) < limit and (text := prompts.take(wait=not window)) is not None:
             line = _Line(len(text), text.removesuffix(b"\n").removesuffix(b"\r"))
             try:
-                ids = gh.models.prompt.encode_prompt(line.prompt, engine.tok, engine.spec)
+                ids = streaming.encode(line.prompt, engine.tok, engine.spec)
                 line.requests = streaming.submit(engine, ids, options, n)
             except gh.GlasshouseError as error:
                 line.error = str(error)

@@ -26,6 +26,17 @@ def submit(engine: gh.Engine, ids: list[int], options: gh.SamplingParams, n: int
     return [engine.submit_ids(ids, one) for one in options.with_seeds(n)]
 
 
+def encode(prompt: bytes, tok: gh.Tokenizer | None, spec: gh.spec.Spec) -> list[int]:
+    """Return the ids of a prompt as it was typed; without a tokenizer, those written in it."""
+    given = gh.models.prompt.written_ids(readable(prompt)) if tok is None else prompt
+    return gh.models.prompt.encode_prompt(given, tok, spec)
+
+
+def shown(one: gh.Completion, tok: gh.Tokenizer | None) -> str:
+    """Return the text of a completion; without a tokenizer, its ids."""
+    return " ".join(map(str, one.ids)) if tok is None else one.text
+
+
 def write(text: Iterable[str]) -> None:
     """Stream a text to stdout, ended by a newline even on an error."""
     try:
@@ -37,12 +48,22 @@ def write(text: Iterable[str]) -> None:
 
 def pieces(engine: gh.Engine, request: gh.generation.Request, caught: list[int]) -> Iterator[str]:
     """Yield the text of a request as it is generated; Ctrl-C cancels it after a step, so the engine stays usable."""
+    written = 0
+
+    def take() -> str:
+        nonlocal written
+        if engine.tok is not None:
+            return request.take_text()
+        new, first = request.ids[written:], written == 0
+        written += len(new)
+        return " ".join([*([] if first else [""]), *map(str, new)]) if new else ""
+
     while not request.done:
         engine.step()
         if caught:
             engine.cancel(request)
-        yield request.take_text()
-    yield request.take_text()
+        yield take()
+    yield take()
 
 
 class LengthWarnings:

@@ -23,6 +23,7 @@ from glasshouse.text import Tokenizer
 FinishReason = Literal["stop", "length", "cancelled", "error"]
 TopLogprobs = list[tuple[int, float]]  # the most probable tokens at a position, and their log-probabilities
 
+SHOWN = 60  # characters of a text in a repr
 NOT_FINITE = (
     "the model's log-probabilities are NaN: its weights, or its activations on this prompt, are not finite; check "
     "the weights for NaN, or load float16 weights as float32."
@@ -33,7 +34,7 @@ NOTHING_ALLOWED = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Completion:
     """A finished generation: the new tokens only, without the end token or stop string that ended it."""
 
@@ -47,6 +48,13 @@ class Completion:
     top_logprobs: list[TopLogprobs] | None = None  # for each id, where SamplingParams.top_logprobs is set
     # For each id, and the token that ended it, where SamplingParams.candidates is set.
     draws: Draws | None = field(default=None, compare=False)
+
+    def __repr__(self) -> str:
+        """Show it in one line: ids and log-probabilities would be pages."""
+        text = self.text if len(self.text) <= SHOWN else f"{self.text[:SHOWN]}..."
+        ids = f"{len(self.ids)} token{'s' * (len(self.ids) != 1)}"
+        score = "" if self.score is None else f", score={self.score:.4g}"
+        return f"Completion({text!r}, {ids}, finish_reason={self.finish_reason!r}{score})"
 
 
 class EndToken(NamedTuple):

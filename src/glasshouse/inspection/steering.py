@@ -24,13 +24,17 @@ SAMPLE = 64  # numbers of each parameter that tell one model from another
 KIND = "steering vector"
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class SteeringVector:
     """A vector to add to the residual stream of one model, at one site and every position."""
 
     vector: Tensor  # [D], float32
     site: str  # such as resid_post.3
     fingerprint: str  # of the model that it was made for
+
+    def __repr__(self) -> str:
+        norm = float(self.vector.norm())
+        return f"SteeringVector({self.site!r}, {len(self.vector)} dimensions, norm {norm:.4g})"
 
     @property
     def layer(self) -> int:

@@ -35,6 +35,20 @@ def encode_prompt(prompt: str | bytes | Iterable[int], tok: Tokenizer | None, s:
     return ids
 
 
+def written_ids(text: str) -> list[int]:
+    """Return the ids written in a text, as a prompt of a model without a tokenizer is given.
+
+    >>> written_ids("5 7 11")
+    [5, 7, 11]
+    """
+    try:
+        return [int(word) for word in text.split()]
+    except ValueError:
+        raise InputError(
+            "this model has no tokenizer; enter token ids separated by spaces, such as 5 7 11."
+        ) from None
+
+
 def check_ids(prompt: object, vocab_size: int) -> list[int]:
     """Return ids as a list of ints; raise for ids outside the vocabulary."""
     tolist = getattr(prompt, "tolist", None)  # a tensor or an array

@@ -14,7 +14,7 @@ from glasshouse import hub, pretrained
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.generation_config import read_token_rules
-from glasshouse.models.prompt import encode_prompt
+from glasshouse.models.prompt import encode_prompt, written_ids
 from glasshouse.page.forward_pass import Prompt
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
@@ -45,12 +45,7 @@ class LoadedModel:
         """Return the token ids of a text; without a tokenizer, the ids written in it."""
         if self.tok is not None:
             return self.tok.encode(text)
-        try:
-            ids = [int(word) for word in text.split()]
-        except ValueError:
-            raise InputError(
-                "this model has no tokenizer; enter token ids separated by spaces, such as 5 7 11."
-            ) from None
+        ids = written_ids(text)
         for one in ids:
             if not 0 <= one < self.model.spec.vocab_size:
                 raise InputError(

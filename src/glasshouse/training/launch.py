@@ -29,6 +29,8 @@ from glasshouse.training.setup import Setup, check_objective, describe, make_set
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.trackers import Trackers
 
+STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
+
 
 def train(
     run: Run | str | Path,
@@ -109,7 +111,7 @@ def _train_in(
         else:
             with processes.main_first():
                 datasets = prepare_datasets(choice, folder, known, progress.stage)
-        with Signals() as signals:
+        with Signals(lambda: progress.log(STOPPING)) as signals:
             progress.stage("building the model", 0, 0)
             setup = make_setup(run, folder, device, datasets, base, progress, signals, processes, custom)
             return _train(setup, custom.callbacks)

@@ -149,8 +149,8 @@ class Display(ProgressReporter):
         parts = [
             f"step {step:,} of {steps:,}",
             f"loss {metrics.loss:.4f}",
+            f"{_time(left)} left" if step > first else "",  # before what a narrow terminal may cut
             f"{throughput.tokens_per_second:,.0f} tokens/s",
-            f"{_time(left)} left" if step > first else "",
             filesize.decimal(throughput.peak_memory),
             f"MFU {throughput.mfu:.0%}",
         ]
@@ -191,7 +191,7 @@ class Display(ProgressReporter):
         """Update the line in the background, and restore the terminal at the end."""
         with ExitStack() as stack:
             if self.live:
-                columns = (SpinnerColumn(), BarColumn(bar_width=20), _Line(self.line))
+                columns = (SpinnerColumn(), BarColumn(bar_width=12), _Line(self.line))
                 self._progress = Progress(
                     *columns, console=self._console, transient=True, redirect_stdout=sys.stdout.isatty()
                 )

@@ -10,6 +10,7 @@ from glasshouse import hub
 from glasshouse.errors import ConfigError
 from glasshouse.evaluation import Report, evaluate
 from glasshouse.hub.run_checkpoints import MODEL
+from glasshouse.inspection.html_display import HtmlDisplay, shown
 from glasshouse.models import Model
 from glasshouse.training import plots
 from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets
@@ -21,9 +22,9 @@ from glasshouse.training.validation import shared_sums
 ANSWERS = 200  # generated for the final report on pairs and conversations; generation is slow
 
 
-@dataclass(frozen=True)
-class Result:
-    """The outcome of a run."""
+@dataclass(frozen=True, repr=False)
+class Result(HtmlDisplay):
+    """The outcome of a run; a notebook shows its metrics."""
 
     folder: Path
     model: Model  # in eval mode, as saved in `folder / "model"`; in processes other than the first, without weights
@@ -32,6 +33,16 @@ class Result:
     report: Report  # on the whole validation set
     saved_step: int  # step of the saved model: the last, or with patience the best
     val_coverage: tuple[int, int]  # samples of an evaluation during training, and of the whole validation set
+
+    def __repr__(self) -> str:
+        metrics = "".join(f", {name} {value:.4g}" for name, value in self.report.metrics.items())
+        return f"Result({str(self.folder)!r}, {self.steps:,} step{'s' * (self.steps != 1)}{metrics})"
+
+    def _html_body(self) -> str:
+        values = {"step of the model": f"{self.saved_step:,} of {self.steps:,}"}
+        values |= {name.replace("_", " "): f"{value:.4f}" for name, value in self.report.metrics.items()}
+        lines = "".join(f"<tr><th>{shown(name)}</th><td>{shown(value)}</td></tr>" for name, value in values.items())
+        return f"<table><caption>{shown(str(self.folder))}, on the validation set</caption>{lines}</table>"
 
 
 def save_result(setup: Setup) -> Result:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
 from types import FrameType, TracebackType
-from typing import Any
 
 
 class StoppedError(Exception):
@@ -26,11 +28,16 @@ def _handled_signals() -> list[int]:
 
 
 class Signals:
-    """Handles signals while open; does nothing outside the main thread, where Python delivers no signals."""
+    """Handles signals while open; does nothing outside the main thread, where Python delivers no signals.
 
-    def __init__(self) -> None:
+    `announce` is called at once, by a thread: Python's own handlers wait for the main thread, which may be inside a
+    backward pass for seconds.
+    """
+
+    def __init__(self, announce: Callable[[], None] = lambda: None) -> None:
         self.received: int | None = None
-        self._before: dict[int, Any] = {}
+        self._announce = announce
+        self._opened = ExitStack()
 
     def check(self) -> None:
         """Raise `StoppedError` if a signal was received."""
@@ -45,12 +52,33 @@ class Signals:
 
     def __enter__(self) -> Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in _handled_signals():
-                self._before[number] = signal.signal(number, self._handle)
+            handled = _handled_signals()
+            for number in handled:
+                self._opened.callback(signal.signal, number, signal.signal(number, self._handle))
+            self._listen({*handled})
         return self
+
+    def _listen(self, handled: set[int]) -> None:
+        """Announce the first signal as soon as the process gets it: Python writes its number to a socket then."""
+        readable, writable = socket.socketpair()
+        writable.setblocking(False)
+
+        def listen() -> None:
+            while number := readable.recv(1):
+                if number[0] in handled:
+                    with suppress(OSError):  # the terminal was closed
+                        self._announce()
+                    return
+
+        thread = threading.Thread(target=listen, name="signals", daemon=True)
+        thread.start()
+        self._opened.callback(readable.close)
+        self._opened.callback(thread.join)
+        self._opened.callback(writable.close)  # which ends the thread
+        before = signal.set_wakeup_fd(writable.fileno(), warn_on_full_buffer=False)
+        self._opened.callback(signal.set_wakeup_fd, before)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._opened.close()
