@@ -13,6 +13,7 @@ from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss import LossFn
+from glasshouse.training.agent import watch_agent
 from glasshouse.training.custom import Callback, Custom, MakeOptimizer
 from glasshouse.training.custom_dataset import AnyDatasets, custom_datasets
 from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
@@ -78,7 +79,11 @@ def train(
     if not isinstance(run.model, Pretrained):
         check_new_model(run)  # likewise
     resolve_precision(run.train.precision, device)  # likewise
-    with join_processes(run.train.parallel, device) as (processes, device), watched(processes):
+    with (
+        watch_agent(),
+        join_processes(run.train.parallel, device) as (processes, device),
+        watched(processes),
+    ):
         return _train_in(run, custom, processes, device, progress if processes.is_main else SilentReporter())
 
 
