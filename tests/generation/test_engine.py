@@ -531,8 +531,10 @@ def test_nan_model_raises() -> None:
     ):
         with pytest.raises(gh.InputError, match="the model's log-probabilities are NaN"):
             gh.generate(model, None, [[1, 2, 1, 2]], **settings_)
+    words = '{"type": "WordLevel", "vocab": {"a": 0, "b": 1, "c": 2}, "unk_token": "a"}'
+    tok = gh.Tokenizer.from_json(f'{{"version": "1.0", "model": {words}}}')
     with pytest.raises(gh.InputError, match="the model's log-probabilities are NaN"):
-        list(gh.stream(model, None, [1, 2], max_new_tokens=2))  # type: ignore[arg-type]
+        list(gh.stream(model, tok, [1, 2], max_new_tokens=2))
 
 
 @pytest.mark.parametrize("beams", [1, 2])
