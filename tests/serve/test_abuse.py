@@ -14,7 +14,7 @@ from serve import plain_http
 from serve.plain_http import ask, open_socket, post_head
 
 from glasshouse.serve import Server
-from glasshouse.serve import server as server_module
+from glasshouse.web import connection
 
 MOST = 50 * 2**20  # bytes of memory
 
@@ -219,7 +219,7 @@ def test_bad_headers(server: Server, lines: bytes) -> None:
 
 
 def test_slow_headers_are_closed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server_module, "HEADER_TIMEOUT", 0.3)
+    monkeypatch.setattr(connection, "HEADER_TIMEOUT", 0.3)
     silent, slow, again = (open_socket(server) for _ in range(3))
     slow.sendall(b"GET /health HTTP/1.1\r\nHost:")
     again.sendall(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:%d\r\n\r\n" % server.port)

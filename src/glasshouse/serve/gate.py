@@ -13,9 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glasshouse.errors import InputError
 from glasshouse.serve.api import KEY
 from glasshouse.serve.api_errors import ApiError, unavailable
+from glasshouse.web import MAX_HEADER_BYTES
 
 OPEN = ("/health",)  # the only paths that need no key
-MAX_HEADERS, MAX_HEADER_BYTES = 100, 16 * 2**10
+MAX_HEADERS = 100
 SHORTEST_KEY = 16  # characters; shorter ones can be guessed
 CORS_METHODS, CORS_HEADERS = "GET, POST, OPTIONS", "authorization, content-type"
 

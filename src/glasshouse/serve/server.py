@@ -2,61 +2,24 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from types import FrameType
-from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from glasshouse.errors import InputError
 from glasshouse.serve.api import Api, Limits
 from glasshouse.serve.app import make_app
-from glasshouse.serve.gate import MAX_HEADER_BYTES, Gate, Keys
+from glasshouse.serve.gate import Gate, Keys
 from glasshouse.serve.look import Look
 from glasshouse.serve.served_model import ServedModel
-from glasshouse.web import host_headers, is_loopback, listen, url_host
+from glasshouse.web import host_headers, http_config, is_loopback, listen, url_host
 
-HEADER_TIMEOUT = 10.0  # seconds for a client to send its headers; uvicorn has no limit of its own
-KEEP_ALIVE = 30  # seconds that an idle connection stays open
-MAX_CONNECTIONS = 2000
 WILDCARDS = ("0.0.0.0", "::", "")
-
-
-class _Protocol(H11Protocol):
-    """Closes a connection whose headers do not come in time (slow-loris)."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - asyncio's transport, as uvicorn types it
-        super().connection_made(transport)
-        self._set_deadline()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._set_deadline()  # part of the headers
-        else:
-            self._clear_deadline()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._clear_deadline()
-        super().connection_lost(exc)
-
-    def _set_deadline(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_TIMEOUT, self.transport.close)
-
-    def _clear_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -139,19 +102,8 @@ class Server:
             hosts = host_headers(host, self.port) | {name.lower() for name in allowed_hosts}
             hosts |= {f"{name.lower()}:{self.port}" for name in allowed_hosts}
         app = make_app(self.api, Look(self.api, len(accepted)) if look else None)
-        config = uvicorn.Config(
-            lambda scope, receive, send: self.gate(scope, receive, send),
-            http=_Protocol,
-            ws="none",
-            lifespan="on",
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=5,
-            interface="asgi3",
+        config = http_config(
+            lambda scope, receive, send: self.gate(scope, receive, send), lifespan="on", log_level="error"
         )
         self._uvicorn = _Uvicorn(config, drain_seconds)
         draining = lambda: self._uvicorn.drain_began is not None  # noqa: E731

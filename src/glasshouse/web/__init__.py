@@ -1,0 +1,7 @@
+"""What the page and the API server share: addresses, connections, and bounded bodies."""
+
+from glasshouse.web.address import host_headers, is_loopback, listen, url_host
+from glasshouse.web.body import read_body
+from glasshouse.web.connection import MAX_HEADER_BYTES, http_config
+
+__all__ = ["MAX_HEADER_BYTES", "host_headers", "http_config", "is_loopback", "listen", "read_body", "url_host"]
