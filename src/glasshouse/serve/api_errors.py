@@ -58,9 +58,9 @@ def queue_full(waiting: int, seconds: int = RETRY_AFTER) -> ApiError:
     )
 
 
-def unavailable(reason: str) -> ApiError:
-    """Return the error of a server that takes no requests now."""
-    headers = {"Retry-After": str(RETRY_AFTER)}
+def unavailable(reason: str, seconds: int = RETRY_AFTER) -> ApiError:
+    """Return the error of a server that takes no requests now, but may in so many seconds."""
+    headers = {"Retry-After": str(seconds)}
     return ApiError(reason, 503, kind="server_error", code="service_unavailable", headers=headers)
 
 

@@ -66,6 +66,10 @@ def _read(api: Api, values: Values) -> Work:
     given = values["input"]
     many = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
     if isinstance(many[0], str):
+        for number, text in enumerate(many):
+            if (least := served.least_tokens(text)) > (most := model.spec.max_len):
+                message = f"text {number} has at least {least} tokens, but max_len is {most}; shorten it."
+                raise ApiError(message, param="input")
         rows = tok.encode_batch(many)
     else:
         rows = [check_ids(one, model.spec.vocab_size) for one in many]

@@ -50,7 +50,7 @@ class Look:
         if endpoint.needs_model:
             async with api.deadline():
                 return await api.runner.call(lambda: respond(traces, endpoint, body), key)
-        return await api.in_thread(lambda: respond(traces, endpoint, body))
+        return await api.in_thread(request, lambda: respond(traces, endpoint, body))
 
 
 def _loader(served: ServedModel) -> ModelLoader:
