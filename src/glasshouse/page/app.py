@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import traceback
@@ -64,7 +65,8 @@ def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
     except GlasshouseError as error:
         return _error_response(str(error), 400)
     except Exception as error:  # a bug: report it and keep serving
-        traceback.print_exc(file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # where stderr cannot be written
+            traceback.print_exc(file=sys.stderr)
         return _error_response(f"internal error ({type(error).__name__}: {error})", 500)
 
 

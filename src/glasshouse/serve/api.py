@@ -24,6 +24,7 @@ from glasshouse.serve.preparation import Preparation
 from glasshouse.serve.protocol import Values
 from glasshouse.serve.runner import Runner
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import Log
 from glasshouse.web import read_body as read_at_most
 
 T = TypeVar("T")
@@ -47,11 +48,14 @@ class Limits:
 class Api:
     """The served models, and how a request to one is read."""
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits, *, look: bool = False) -> None:
+    def __init__(
+        self, models: Sequence[ServedModel], limits: Limits, *, look: bool = False, log: Log | None = None
+    ) -> None:
+        self.log = log or Log()
         self.models = {one.name: one for one in models}
         self.limits = limits
         self.metrics = {one.name: ModelMetrics() for one in models}
-        self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0)
+        self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0, self.log)
         self.answers = KeptAnswers(limits.max_answers, limits.max_answer_bytes) if look else None
         self.started = int(time.time())
         self.grammars = Grammars()
@@ -117,6 +121,7 @@ class Api:
         self.runner.close()
         self.grammars.close()
         self._preparation.close()
+        self.log.close()
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:

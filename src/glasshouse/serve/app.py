@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -85,7 +83,7 @@ async def answer(api: Api, endpoint: Endpoint, request: Request) -> Response:
     except (ClientDisconnect, DisconnectedError):
         return Response(status_code=499)
     except Exception as error:  # a bug: report it, without what the client sent, and keep serving
-        traceback.print_exception(type(error), None, error.__traceback__, file=sys.stderr)
+        api.log.exception(error)
         return ApiError(f"internal error ({type(error).__name__}).", 500, kind="server_error").response()
 
 
@@ -97,7 +95,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def health(api: Api, request: Request) -> Response:
-    """Say that the process answers."""
+    """Say that the process answers, and that the thread of the engines runs."""
+    if api.runner.has_failed:
+        raise unavailable(api.runner.closed_reason)
     return json_response({"status": "ok"})
 
 

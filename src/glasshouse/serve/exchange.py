@@ -61,7 +61,7 @@ class Exchange:
         if self._expired:
             return timed_out(self._timeout)
         if piece.finish_reason == "cancelled":
-            return unavailable("the server is shutting down.")
+            return unavailable(self._runner.closed_reason)
         message = piece.error or "the engine failed."
         if message == NOTHING_ALLOWED or message.startswith(TOO_COMPLEX):
             return ApiError(message)

@@ -11,13 +11,13 @@ from types import FrameType
 
 import uvicorn
 
-from glasshouse.errors import InputError
+from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.serve.api import Api, Limits
 from glasshouse.serve.app import make_app
 from glasshouse.serve.gate import Gate, Keys
 from glasshouse.serve.look import Look
 from glasshouse.serve.served_model import ServedModel
-from glasshouse.web import host_headers, http_config, is_loopback, listen, url_host
+from glasshouse.web import Log, host_headers, http_config, is_loopback, listen, url_host
 
 WILDCARDS = ("0.0.0.0", "::", "")
 
@@ -31,6 +31,7 @@ class _Uvicorn(uvicorn.Server):
         self.drain_began: float | None = None
         self.n_requests: Callable[[], int] = lambda: 0
         self.stop_jobs: Callable[[], None] = lambda: None
+        self.has_failed: Callable[[], bool] = lambda: False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.drain_began is None:
@@ -45,6 +46,7 @@ class _Uvicorn(uvicorn.Server):
             self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
+        self.should_exit = self.should_exit or self.has_failed()
         if self.drain_began is not None:
             late = time.monotonic() - self.drain_began > self.drain_seconds
             self.should_exit = self.should_exit or late or self.n_requests() == 0
@@ -84,6 +86,7 @@ class Server:
         limits: Limits | None = None,
         drain_seconds: float = 30.0,
         look: bool = False,
+        log: Log | None = None,
     ) -> None:
         if not models:
             raise InputError("there is no model to serve; give at least one.")
@@ -95,16 +98,14 @@ class Server:
         accepted = Keys(keys)
         self.socket = listen(host, port)
         self.port = self.socket.getsockname()[1]
-        self.api = Api(models, limits or Limits(), look=look)
+        self.api = Api(models, limits or Limits(), look=look, log=log)
         # Behind all interfaces the names are not known; a key is needed there, which no rebound name has.
         hosts = None
         if host not in WILDCARDS or allowed_hosts:
             hosts = host_headers(host, self.port) | {name.lower() for name in allowed_hosts}
             hosts |= {f"{name.lower()}:{self.port}" for name in allowed_hosts}
         app = make_app(self.api, Look(self.api, len(accepted)) if look else None)
-        config = http_config(
-            lambda scope, receive, send: self.gate(scope, receive, send), lifespan="on", log_level="error"
-        )
+        config = http_config(lambda scope, receive, send: self.gate(scope, receive, send), lifespan="on")
         self._uvicorn = _Uvicorn(config, drain_seconds)
         draining = lambda: self._uvicorn.drain_began is not None  # noqa: E731
         self.gate = Gate(app, accepted, hosts, allowed_origins, draining, has_page=look)
@@ -114,12 +115,18 @@ class Server:
         self._thread: threading.Thread | None = None
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or Ctrl-C; `started` is called once connections are accepted."""
+        """Serve until SIGTERM or Ctrl-C; `started` is called once connections are accepted.
+
+        Where the thread of the engines has ended by an error, raise one, so that the process ends too.
+        """
+        self._uvicorn.has_failed = lambda: self.api.runner.has_failed
         self.socket.listen()
         started()
         with contextlib.suppress(KeyboardInterrupt):
             self._uvicorn.run(sockets=[self.socket])
         self.close()
+        if self.api.runner.has_failed:
+            raise GlasshouseError(self.api.runner.closed_reason)
 
     def start(self) -> None:
         """Serve in a background thread until `close`, or until `drain` is done."""

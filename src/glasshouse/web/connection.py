@@ -13,6 +13,8 @@ import uvicorn
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from glasshouse.web.log import UVICORN
+
 HEADER_TIMEOUT = 10.0  # seconds to send the headers of a request; uvicorn has no limit of its own
 KEEP_ALIVE = 30.0  # seconds between two requests
 SEND_TIMEOUT = 60.0  # seconds for a client to take the next part of an answer
@@ -193,6 +195,7 @@ def http_config(app: ASGIApp, **settings: Any) -> uvicorn.Config:  # noqa: ANN40
         http=partial(HttpConnection, Connections(max_connections())),  # type: ignore[arg-type]  # called as the class
         ws="none",
         access_log=False,
+        log_config=UVICORN,
         server_header=False,
         h11_max_incomplete_event_size=MAX_HEADER_BYTES,
         timeout_keep_alive=int(KEEP_ALIVE),
