@@ -27,6 +27,7 @@ from glasshouse.web import read_body
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 MAX_BODY = 4 * 2**20  # bytes per request
+BODY_TIMEOUT = 30.0  # seconds to send them
 
 
 class Api:
@@ -43,9 +44,12 @@ class Api:
         if name not in self.endpoints:
             return _error_response(f"there is no endpoint {name!r}; {config.did_you_mean(name, self.endpoints)}", 404)
         try:
-            body = await read_body(request, MAX_BODY)
+            async with asyncio.timeout(BODY_TIMEOUT):
+                body = await read_body(request, MAX_BODY)
         except ClientDisconnect:
             return Response(status_code=499)
+        except TimeoutError:
+            return _error_response(f"the body did not come within {BODY_TIMEOUT:g} s; send it again.", 408)
         if body is None:
             return _error_response(f"the request is larger than {MAX_BODY // 2**20} MiB; send less.", 413)
         endpoint = self.endpoints[name]

@@ -129,6 +129,13 @@ class HttpConnection(H11Protocol):
         self._open_connections.remove(self)
         super().connection_lost(exc)
 
+    def shutdown(self) -> None:
+        """End a connection as the server does: at once, unless its request has come and is being answered."""
+        if self.conn.their_state is h11.SEND_BODY:
+            self.transport.abort()
+        else:
+            super().shutdown()
+
     def _is_running(self) -> bool:
         return self.cycle is not None and not self.cycle.response_complete
 
