@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +17,10 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.generation.candidates import Draws
+from glasshouse.generation.grammar import Grammar
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.sampling_params import SamplingParams
-from glasshouse.serve import Limits, ServedModel, Server, openapi
+from glasshouse.serve import Limits, ServedModel, Server, grammars, openapi
 from glasshouse.serve.answer_comparison import check_tokenizers
 from glasshouse.serve.api_errors import ApiError
 from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswer, KeptAnswers, KeptChoice
@@ -299,3 +301,14 @@ def test_a_server_keeps_as_many_as_it_says(tok: gh.Tokenizer, decoder: gh.models
         assert [ask(made, f"/v1/answers/{one}").status for one in answers] == [404, 200, 200]
     finally:
         made.close()
+
+
+def test_grammars_are_not_kept_with_answers(looking: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is kept costs what is counted: of its grammar, a megabyte when compiled, nothing stays."""
+    monkeypatch.setattr(grammars, "MAX_CACHED", 2)
+    before = {id(one) for one in gc.get_objects() if isinstance(one, Grammar)}  # of other servers
+    for number in range(6):
+        answer = completed(looking, grammar=f'start: "to be {number}"', max_tokens=20)
+        assert ask(looking, f"/v1/answers/{answer['id']}").json()["output"]
+    gc.collect()
+    assert sum(isinstance(one, Grammar) and id(one) not in before for one in gc.get_objects()) <= 2
