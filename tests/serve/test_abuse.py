@@ -112,6 +112,7 @@ def test_bad_values(server: Server, settings: dict[str, Any]) -> None:
         b'"text"',
         b'{"model": "decoder", "prompt": "a", "temperature": NaN}',
         b'{"model": "decoder", "prompt": "a", "temperature": -Infinity}',
+        b'{"model": "decoder", "prompt": "a", "temperature": -1e999}',
         b'{"model": "decoder", "prompt": "\xff\xfe"}',
         b'{"model": "decoder", "prompt": ' + b"[" * 10**5 + b"]" * 10**5 + b"}",
         b'{"a":' * 10**5 + b"1" + b"}" * 10**5,

@@ -92,6 +92,9 @@ def test_sigterm_drains(arguments: list[str], tmp_path: Path) -> None:
         process.join(60)
         assert process.exitcode in (0, -signal.SIGTERM)
     output = (tmp_path / "output").read_text()
+    assert "info: draining requests=1 seconds=30" in output
+    assert "info: request method=POST path=/v1/completions status=200" in output
+    assert output.splitlines()[-1].endswith("info: stopped")
     assert KEYS[0] not in output
     assert "to be" not in output
 

@@ -150,8 +150,8 @@ def test_each_choice_opens(looking: Server) -> None:
 def test_an_answer_opens_with_its_own_key_only(looking: Server, path: str) -> None:
     answer = completed(looking)
     assert ask(looking, path.format(answer["id"])).status == 200
-    other = ask(looking, path.format(answer["id"]), key=KEYS[1])
-    unknown = ask(looking, path.format("cmpl-" + 24 * "0"), key=KEYS[1])
+    other = ask(looking, path.format(answer["id"]), key=KEYS[1], X_Request_Id="same")
+    unknown = ask(looking, path.format("cmpl-" + 24 * "0"), key=KEYS[1], X_Request_Id="same")
     assert other.status == unknown.status == 404
     assert other.json()["error"]["code"] == "answer_not_found"
     assert other.body.replace(answer["id"].encode(), b"") == unknown.body.replace(b"cmpl-" + 24 * b"0", b"")

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
+from glasshouse.serve import strict_json
 from glasshouse.serve.api_errors import ApiError, timed_out
 from glasshouse.serve.exchange import DisconnectedError
 from glasshouse.serve.fields import Table
 from glasshouse.serve.grammars import Asked, Grammars, asked_grammar
 from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswers
-from glasshouse.serve.metrics import ModelMetrics
+from glasshouse.serve.metrics import HttpCount, ModelMetrics
 from glasshouse.serve.preparation import Preparation
 from glasshouse.serve.protocol import Values
 from glasshouse.serve.runner import Runner
@@ -29,7 +30,8 @@ from glasshouse.web import read_body as read_at_most
 
 T = TypeVar("T")
 
-KEY = "glasshouse-key"  # in the scope of a request: whose it is, a name that is not the key itself
+# In the scope of a request: whose it is, a name that is not the key itself; and what counts its tokens.
+KEY, USAGE = "glasshouse-key", "glasshouse-usage"
 
 
 @dataclass(frozen=True)
@@ -58,6 +60,7 @@ class Api:
         self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0, self.log)
         self.answers = KeptAnswers(limits.max_answers, limits.max_answer_bytes) if look else None
         self.started = int(time.time())
+        self.http_counts: Counter[HttpCount] = Counter()
         self.grammars = Grammars()
         self._preparation = Preparation(limits.max_waiting)
 
@@ -150,12 +153,8 @@ def parse_json(body: bytes) -> object:
     ...
     glasshouse.serve.api_errors.ApiError: the request is not valid JSON: NaN is not a JSON value.
     """
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not a JSON value")
-
     try:
-        return json.loads(body, parse_constant=refuse)
+        return strict_json.loads(body)
     except RecursionError:
         raise ApiError("the request is nested too deep; flatten it.") from None
     except ValueError as error:

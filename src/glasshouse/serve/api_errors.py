@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 from starlette.responses import Response
 
@@ -10,6 +11,7 @@ from glasshouse.config import JsonDict
 from glasshouse.page.serialization import to_json
 
 RETRY_AFTER = 1  # seconds, where nothing is known
+REQUEST_ID = ContextVar("request_id", default="")  # of the request that this task answers
 
 
 class ApiError(Exception):
@@ -32,10 +34,11 @@ class ApiError(Exception):
     def body(self) -> JsonDict:
         """Return the error as OpenAI's API writes it.
 
-        >>> ApiError("n is 0.", param="n").body()
-        {'error': {'message': 'n is 0.', 'type': 'invalid_request_error', 'param': 'n', 'code': None}}
+        >>> ApiError("n is 0.", param="n").body()["error"]
+        {'message': 'n is 0.', 'type': 'invalid_request_error', 'param': 'n', 'code': None, 'request_id': ''}
         """
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": {**error, "request_id": REQUEST_ID.get()}}
 
     def response(self) -> Response:
         """Return the error as an HTTP response."""

@@ -14,7 +14,7 @@ from torch import Tensor
 from glasshouse.embeddings import check_lengths, embed_ids
 from glasshouse.models import Decoder, Encoder
 from glasshouse.models.prompt import check_ids
-from glasshouse.serve.api import KEY, Api
+from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.api_errors import ApiError, json_response
 from glasshouse.serve.exchange import DisconnectedError
 from glasshouse.serve.protocol import EMBEDDINGS, Values
@@ -29,6 +29,12 @@ class Work(NamedTuple):
     name: str
     rows: list[list[int]]
     as_base64: bool
+    completion_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of all texts."""
+        return sum(map(len, self.rows))
 
 
 async def embeddings(api: Api, http: HttpRequest) -> Response:
@@ -45,7 +51,8 @@ async def embeddings(api: Api, http: HttpRequest) -> Response:
             vectors = await api.runner.call(partial(_embed, work.model, rows), http.scope[KEY])
             for index, vector in zip(chosen, vectors, strict=True):
                 found[index] = _encoded(vector) if work.as_base64 else vector.tolist()
-    tokens = sum(map(len, work.rows))
+    http.scope[USAGE] = work
+    tokens = work.prompt_tokens
     return json_response(
         {
             "object": "list",

@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 
 from glasshouse.errors import GlasshouseError, InputError
+from glasshouse.serve.access_log import AccessLog
 from glasshouse.serve.api import Api, Limits
 from glasshouse.serve.app import make_app
 from glasshouse.serve.gate import Gate, Keys
@@ -32,6 +33,8 @@ class _Uvicorn(uvicorn.Server):
         self.n_requests: Callable[[], int] = lambda: 0
         self.stop_jobs: Callable[[], None] = lambda: None
         self.has_failed: Callable[[], bool] = lambda: False
+        self.log: Log = Log()
+        self._drain_was_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.drain_began is None:
@@ -48,13 +51,19 @@ class _Uvicorn(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         self.should_exit = self.should_exit or self.has_failed()
         if self.drain_began is not None:
+            if not self._drain_was_logged:  # not in the handler of a signal, which may interrupt the log itself
+                self._drain_was_logged = True
+                self.log.info("draining", requests=self.n_requests(), seconds=self.drain_seconds)
             late = time.monotonic() - self.drain_began > self.drain_seconds
             self.should_exit = self.should_exit or late or self.n_requests() == 0
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.log.info("stopping", requests=self.n_requests())
         self.stop_jobs()  # so that their clients get an answer before the connections close
         await super().shutdown(sockets)
+        self.log.info("stopped")
+        self.log.close()  # now: the signal that was caught is sent again
 
 
 class Server:
@@ -108,9 +117,11 @@ class Server:
         config = http_config(lambda scope, receive, send: self.gate(scope, receive, send), lifespan="on")
         self._uvicorn = _Uvicorn(config, drain_seconds)
         draining = lambda: self._uvicorn.drain_began is not None  # noqa: E731
-        self.gate = Gate(app, accepted, hosts, allowed_origins, draining, has_page=look)
+        access_log = AccessLog(self.api.log, self.api.http_counts, app.routes)
+        self.gate = Gate(app, access_log, accepted, hosts, allowed_origins, draining, has_page=look)
         self._uvicorn.n_requests = lambda: self.gate.n_requests
         self._uvicorn.stop_jobs = self.api.runner.stop
+        self._uvicorn.log = self.api.log
         self.address = f"http://{url_host(host)}:{self.port}"
         self._thread: threading.Thread | None = None
 
