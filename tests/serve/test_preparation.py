@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 import time
@@ -18,7 +19,7 @@ from serve.plain_http import Answer, ask, begin, eventually
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
-from glasshouse.serve.preparation import MAX_OF_KEY, THREADS
+from glasshouse.serve.preparation import MAX_OF_KEY, THREADS, Preparation
 from glasshouse.text.token_length import NFC_SHRINKS, max_token_bytes
 
 WAITING = 30
@@ -128,6 +129,31 @@ def test_what_has_not_begun_ends_with_its_client(reader: Server, monkeypatch: py
     assert "left" not in slow.order
     for one in begun:
         one.close()
+
+
+def test_who_leaves_at_the_moment_of_its_turn() -> None:
+    """A task that is cancelled sees it only when it runs next; until then its work is still in the queue."""
+
+    async def leave() -> int:
+        preparation = Preparation(10)
+        free = threading.Event()
+        running = [asyncio.ensure_future(preparation.run(str(n), free.wait, 60)) for n in range(THREADS)]
+        waiting = asyncio.ensure_future(preparation.run("a", lambda: 1, 60))
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        waiting.cancel()
+        preparation._running.clear()  # as if a thread were free
+        try:
+            preparation._start()
+        finally:
+            free.set()
+        await asyncio.wait(running)
+        found = await preparation.run("a", lambda: 2, 60)
+        preparation.close()
+        return found
+
+    with ThreadPoolExecutor(1) as thread:  # a browser that other tests drive leaves its event loop in this one
+        assert thread.submit(asyncio.run, leave()).result() == 2
 
 
 @pytest.mark.parametrize(

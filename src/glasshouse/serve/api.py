@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
@@ -15,7 +14,7 @@ from starlette.requests import Request
 from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
 from glasshouse.serve import strict_json
-from glasshouse.serve.api_errors import ApiError, timed_out
+from glasshouse.serve.api_errors import ApiError
 from glasshouse.serve.exchange import DisconnectedError
 from glasshouse.serve.fields import Table
 from glasshouse.serve.grammars import Asked, Grammars, asked_grammar
@@ -110,14 +109,9 @@ class Api:
         except GlasshouseError as error:
             raise ApiError(str(error)) from None
 
-    @asynccontextmanager
-    async def deadline(self) -> AsyncIterator[None]:
-        """Bound the time in which a request waits for work of `Runner.call`; raise ApiError at its end."""
-        try:
-            async with asyncio.timeout(self.limits.timeout):
-                yield
-        except TimeoutError:
-            raise timed_out(self.limits.timeout) from None
+    def deadline(self) -> float:
+        """Return when a request that begins now has to be done, by the event loop's clock, for `Runner.call`."""
+        return asyncio.get_running_loop().time() + self.limits.timeout
 
     def close(self) -> None:
         """End all jobs and threads."""

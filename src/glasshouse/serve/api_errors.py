@@ -67,7 +67,12 @@ def unavailable(reason: str, seconds: int = RETRY_AFTER) -> ApiError:
     return ApiError(reason, 503, kind="server_error", code="service_unavailable", headers=headers)
 
 
+def never_begun(seconds: int = RETRY_AFTER) -> ApiError:
+    """Return the error of a request that only waited until its time was over: nothing is wrong with it."""
+    return unavailable(f"other requests took all the time that this one had; try again in {seconds} s.", seconds)
+
+
 def timed_out(seconds: float) -> ApiError:
     """Return the error of a request that was not done in time; a client should not simply send it again."""
-    message = f"the request was not done within {seconds:g} s; ask for fewer tokens."
+    message = f"the request was not done within {seconds:g} s; ask for less."
     return ApiError(message, 504, kind="server_error", code="timeout", headers={"x-should-retry": "false"})

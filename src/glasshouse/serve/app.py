@@ -18,7 +18,7 @@ from glasshouse.models import Seq2Seq
 from glasshouse.serve import openapi
 from glasshouse.serve.answer_comparison import answer_comparison
 from glasshouse.serve.api import Api
-from glasshouse.serve.api_errors import REQUEST_ID, ApiError, json_response, unavailable
+from glasshouse.serve.api_errors import REQUEST_ID, ApiError, json_response, timed_out, unavailable
 from glasshouse.serve.chat import chat_completions
 from glasshouse.serve.completions import completions
 from glasshouse.serve.embeddings import embeddings
@@ -80,6 +80,8 @@ async def answer(api: Api, endpoint: Endpoint, request: Request) -> Response:
         return await endpoint(api, request)
     except ApiError as error:
         return error.response()
+    except TimeoutError:  # of `Runner.call`
+        return timed_out(api.limits.timeout).response()
     except (ClientDisconnect, DisconnectedError):
         return Response(status_code=499)
     except Exception as error:  # a bug: report it, without what the client sent, and keep serving

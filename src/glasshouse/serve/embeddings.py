@@ -42,15 +42,15 @@ async def embeddings(api: Api, http: HttpRequest) -> Response:
     work = await api.prepare(http, EMBEDDINGS, partial(_read, api))
     order = sorted(range(len(work.rows)), key=lambda index: len(work.rows[index]))
     found: list[list[float] | str] = [""] * len(order)
-    async with api.deadline():
-        for start in range(0, len(order), BATCH):
-            if await http.is_disconnected():
-                raise DisconnectedError
-            chosen = order[start : start + BATCH]
-            rows = [work.rows[index] for index in chosen]
-            vectors = await api.runner.call(partial(_embed, work.model, rows), http.scope[KEY])
-            for index, vector in zip(chosen, vectors, strict=True):
-                found[index] = _encoded(vector) if work.as_base64 else vector.tolist()
+    end = api.deadline()
+    for start in range(0, len(order), BATCH):
+        if await http.is_disconnected():
+            raise DisconnectedError
+        chosen = order[start : start + BATCH]
+        rows = [work.rows[index] for index in chosen]
+        vectors = await api.runner.call(partial(_embed, work.model, rows), http.scope[KEY], end)
+        for index, vector in zip(chosen, vectors, strict=True):
+            found[index] = _encoded(vector) if work.as_base64 else vector.tolist()
     http.scope[USAGE] = work
     tokens = work.prompt_tokens
     return json_response(

@@ -61,6 +61,8 @@ class Preparation:
         """Begin what may begin."""
         busy = {key for key, count in self._running.items() if count >= MAX_OF_KEY}
         while self._running.total() < THREADS and (reading := self._queue.pop_except(busy)) is not None:
+            if reading.begun.cancelled():  # its task is about to see that
+                continue
             self._running[reading.key] += 1
             future = asyncio.get_running_loop().run_in_executor(self._threads, reading.work)
             future.add_done_callback(partial(self._ended, reading.key))

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from glasshouse.errors import InputError
 from glasshouse.generation import Engine, SamplingParams
-from glasshouse.serve.api_errors import unavailable
+from glasshouse.serve.api_errors import never_begun, unavailable
 from glasshouse.serve.fair_queue import FairQueue
 from glasshouse.serve.job import Job, Piece
 from glasshouse.serve.metrics import ModelMetrics
@@ -191,17 +191,24 @@ class Runner:
             if job.request.done and (piece := job.take()) is not None:  # nothing to generate
                 job.outbox.put(job.index, piece)
 
-    def cancel(self, name: str, jobs: Sequence[Job]) -> None:
-        """End jobs, wherever they are; slots are free after the next step."""
+    def cancel(self, name: str, jobs: Sequence[Job]) -> bool:
+        """End jobs, wherever they are; slots are free after the next step. Return whether all were still waiting."""
         lane = self.lanes[name]
+        n_waiting = 0
         with self._condition:
             for job in jobs:
                 lane.engine.cancel(job.request)
-                if lane.queue.remove(job) and (piece := job.take()) is not None:
-                    job.outbox.put(job.index, piece)
+                if lane.queue.remove(job):
+                    n_waiting += 1
+                    if (piece := job.take()) is not None:
+                        job.outbox.put(job.index, piece)
+        return n_waiting == len(jobs)
 
-    async def call(self, work: Callable[[], T], key: str = "") -> T:
-        """Run work between two steps, on behalf of a key, and return its result."""
+    async def call(self, work: Callable[[], T], key: str, end: float) -> T:
+        """Run work between two steps, on behalf of a key, and return its result.
+
+        Where it is not done at `end`, by the event loop's clock, raise TimeoutError, or ApiError if it only waited.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         task = Task(key, work, future)
         with self._condition:
@@ -210,11 +217,16 @@ class Runner:
             self._tasks.put([task])
             self._condition.notify_all()
         try:
-            return await future
-        except asyncio.CancelledError:  # at the deadline; what has begun runs to its end
+            async with asyncio.timeout_at(end):
+                return await future
+        except TimeoutError:
+            with self._condition:
+                if self._tasks.remove(task):
+                    raise never_begun(self._tasks.seconds_until_empty()) from None
+            raise  # what has begun runs to its end
+        finally:
             with self._condition:
                 self._tasks.remove(task)
-            raise
 
     def _run(self) -> None:
         try:
