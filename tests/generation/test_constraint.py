@@ -256,3 +256,13 @@ def test_without_the_extra(tok: gh.Tokenizer, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InputError, match=r"pip install 'glasshouse\[structured\]'"):
         Grammar.regex(tok, "a")
+
+
+def test_thousands_of_alternatives(text_model: gh.models.Decoder, tok: gh.Tokenizer) -> None:
+    """The library's own limit is 2,000 at one place; beyond ours, the error says that it is the grammar's size."""
+    words = [f"b{number:05}" for number in range(3000)]
+    every = Grammar.context_free(tok, "start: " + " | ".join(f'"{word}"' for word in words))
+    assert gh.generate(text_model, tok, "?", temperature=3.0, constraint=every)[0].text in words
+    tight = Grammar(tok, "grammar", "start: " + " | ".join(f'"{word}"' for word in words), {"max_items_in_row": 100})
+    with pytest.raises(gh.InputError, match=r"too much work .*has 3001 items; max is 100.*; simplify it"):
+        gh.generate(text_model, tok, "?", constraint=tight)

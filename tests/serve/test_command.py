@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from serve.plain_http import eventually
 
 import glasshouse as gh
 from glasshouse.cli import main
+from glasshouse.serve.runner import Runner
 
 
 @pytest.fixture
@@ -41,13 +44,15 @@ def run_command(arguments: list[str], output: Path) -> None:
 
 
 @contextmanager
-def serving(arguments: list[str], output: Path) -> Iterator[tuple[ForkServerProcess, openai.OpenAI]]:
+def serving(
+    arguments: list[str], output: Path, target: Callable[[list[str], Path], None] = run_command
+) -> Iterator[tuple[ForkServerProcess, openai.OpenAI]]:
     """Start the command; yield its process, and a client, once it prints its address."""
-    process = FORKS.Process(target=run_command, args=(arguments, output))
+    process = FORKS.Process(target=target, args=(arguments, output))
     process.start()
     try:
         assert eventually(lambda: output.exists() and output.read_text().endswith("/v1\n"), 60)
-        address = output.read_text().splitlines()[1]
+        address = output.read_text().splitlines()[-1]
         with openai.OpenAI(base_url=address, api_key=KEYS[0], max_retries=0, timeout=60) as client:
             yield process, client
     finally:
@@ -87,6 +92,9 @@ def test_sigterm_drains(arguments: list[str], tmp_path: Path) -> None:
         process.join(60)
         assert process.exitcode in (0, -signal.SIGTERM)
     output = (tmp_path / "output").read_text()
+    assert "info: draining requests=1 seconds=30" in output
+    assert "info: request method=POST path=/v1/completions status=200" in output
+    assert output.splitlines()[-1].endswith("info: stopped")
     assert KEYS[0] not in output
     assert "to be" not in output
 
@@ -113,3 +121,48 @@ def test_kill_9_in_mid_load(arguments: list[str], tmp_path: Path) -> None:
             assert ready(client)  # the client from before goes on
             print(f"\nfrom start to answer: {first:.1f} s; after kill -9: {time.perf_counter() - begin:.1f} s")
             assert len(completion(client, True)) > 2
+
+
+def run_without_disk(arguments: list[str], output: Path, faults: Path) -> None:
+    """Run the command where no file can be written but its first lines; a file in `faults` makes the engine fail."""
+    step, turn = gh.Engine.step, Runner._turn
+
+    def failing_step(self: gh.Engine) -> bool:
+        if (faults / "step").exists():
+            (faults / "step").unlink()
+            raise RuntimeError("the device has no memory")
+        return step(self)
+
+    def failing_turn(self: Runner) -> bool:
+        if (faults / "thread").exists():
+            raise RuntimeError("a bug")
+        return turn(self)
+
+    gh.Engine.step, Runner._turn = failing_step, failing_turn  # type: ignore[method-assign]
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with output.open("w") as file, Path("/dev/full").open("w") as full:
+        os.dup2(file.fileno(), 1)
+        os.dup2(full.fileno(), 2)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))  # bytes of any file
+    sys.argv = arguments
+    main()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
+def test_a_full_disk_and_an_engine_that_ends(arguments: list[str], tmp_path: Path) -> None:
+    """Nothing needs a disk to answer, to keep answers and to log; the process ends with the thread of the engines."""
+    target = partial(run_without_disk, faults=tmp_path)
+    with serving([*arguments, "--port", "0", "--look"], tmp_path / "output", target) as (process, client):
+        assert ready(client)
+        found = client.completions.create(model="mine", prompt="to be", max_tokens=5)
+        assert client.get(f"/answers/{found.id}", cast_to=object)["id"] == found.id  # type: ignore[index]
+        (tmp_path / "step").touch()
+        client.with_options(max_retries=5).completions.create(model="mine", prompt="to be", max_tokens=5)
+        assert not (tmp_path / "step").exists()
+        assert client.completions.create(model="mine", prompt="to be", max_tokens=5).id != found.id
+        (tmp_path / "thread").touch()
+        with pytest.raises(openai.APIError):  # it may have ended already
+            client.completions.create(model="mine", prompt="to be", max_tokens=5)
+        process.join(30)
+        assert process.exitcode not in (0, None)

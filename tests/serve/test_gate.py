@@ -65,7 +65,7 @@ def test_paths_and_methods(server: Server) -> None:
     assert ask(server, "/nowhere").status == 404
     assert ask(server, "/v1/completions").status == 405
     assert ask(server, "/v1/models/").status == 404
-    assert set(ask(server, "/nowhere").json()["error"]) == {"message", "type", "param", "code"}
+    assert set(ask(server, "/nowhere").json()["error"]) == {"message", "type", "param", "code", "request_id"}
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 from array import array
 from collections.abc import Iterator
 from typing import Any
@@ -16,9 +17,10 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.generation.candidates import Draws
+from glasshouse.generation.grammar import Grammar
 from glasshouse.generation.sampling import Sampler
 from glasshouse.generation.sampling_params import SamplingParams
-from glasshouse.serve import Limits, ServedModel, Server, openapi
+from glasshouse.serve import Limits, ServedModel, Server, grammars, openapi
 from glasshouse.serve.answer_comparison import check_tokenizers
 from glasshouse.serve.api_errors import ApiError
 from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswer, KeptAnswers, KeptChoice
@@ -148,8 +150,8 @@ def test_each_choice_opens(looking: Server) -> None:
 def test_an_answer_opens_with_its_own_key_only(looking: Server, path: str) -> None:
     answer = completed(looking)
     assert ask(looking, path.format(answer["id"])).status == 200
-    other = ask(looking, path.format(answer["id"]), key=KEYS[1])
-    unknown = ask(looking, path.format("cmpl-" + 24 * "0"), key=KEYS[1])
+    other = ask(looking, path.format(answer["id"]), key=KEYS[1], X_Request_Id="same")
+    unknown = ask(looking, path.format("cmpl-" + 24 * "0"), key=KEYS[1], X_Request_Id="same")
     assert other.status == unknown.status == 404
     assert other.json()["error"]["code"] == "answer_not_found"
     assert other.body.replace(answer["id"].encode(), b"") == unknown.body.replace(b"cmpl-" + 24 * b"0", b"")
@@ -299,3 +301,14 @@ def test_a_server_keeps_as_many_as_it_says(tok: gh.Tokenizer, decoder: gh.models
         assert [ask(made, f"/v1/answers/{one}").status for one in answers] == [404, 200, 200]
     finally:
         made.close()
+
+
+def test_grammars_are_not_kept_with_answers(looking: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An answer that is kept costs what is counted: of its grammar, a megabyte when compiled, nothing stays."""
+    monkeypatch.setattr(grammars, "MAX_CACHED", 2)
+    before = {id(one) for one in gc.get_objects() if isinstance(one, Grammar)}  # of other servers
+    for number in range(6):
+        answer = completed(looking, grammar=f'start: "to be {number}"', max_tokens=20)
+        assert ask(looking, f"/v1/answers/{answer['id']}").json()["output"]
+    gc.collect()
+    assert sum(isinstance(one, Grammar) and id(one) not in before for one in gc.get_objects()) <= 2

@@ -262,6 +262,20 @@ def test_deadlines(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     assert complete(small, max_tokens=1).status == 200
 
 
+def test_a_request_that_only_waited_is_told_to_come_again(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = Held(small, monkeypatch)
+    with ThreadPoolExecutor(1) as many:
+        first = many.submit(complete, small, max_tokens=1)
+        assert held.entered.wait(30)
+        with monkeypatch.context() as shorter:
+            shorter.setattr(small.api, "limits", Limits(max_waiting=WAITING, timeout=0.2))
+            late = complete(small, max_tokens=1)
+        assert (late.status, late.headers["retry-after"]) == (503, "1")
+        assert "other requests took all the time" in late.json()["error"]["message"]
+        held.free.set()
+        assert first.result().status == 200
+
+
 class Blocked:
     """Keeps the thread of the engine busy with a task, so that other tasks wait."""
 
@@ -269,7 +283,9 @@ class Blocked:
         self.free, self.entered = threading.Event(), threading.Event()
         runner = server.api.runner
         assert runner._loop is not None
-        self.done = asyncio.run_coroutine_threadsafe(runner.call(self._wait), runner._loop)
+        self.done = asyncio.run_coroutine_threadsafe(
+            runner.call(self._wait, "", runner._loop.time() + 60), runner._loop
+        )
         assert self.entered.wait(30)
 
     def _wait(self) -> bool:
@@ -291,10 +307,19 @@ def test_deadlines_of_tasks(small: Server, monkeypatch: pytest.MonkeyPatch, path
     with monkeypatch.context() as shorter:
         shorter.setattr(small.api, "limits", Limits(max_waiting=WAITING, timeout=0.3))
         late = [ask(small, path, body) for _ in range(WAITING + 1)]  # one that expired makes room for another
-    assert [(one.status, one.headers["x-should-retry"]) for one in late] == [(504, "false")] * (WAITING + 1)
+    assert [(one.status, one.headers["retry-after"]) for one in late] == [(503, "1")] * (WAITING + 1)
     blocked.free.set()
     assert blocked.done.result(30)
     assert ask(small, path, body).status == 200
+
+
+def test_a_task_that_takes_too_long(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    free = threading.Event()
+    monkeypatch.setattr(small.api, "limits", Limits(max_waiting=WAITING, timeout=0.2))
+    monkeypatch.setattr("glasshouse.serve.embeddings._embed", lambda model, rows: free.wait(60))
+    late = ask(small, "/v1/embeddings", {"model": "decoder", "input": "to be"})
+    free.set()
+    assert (late.status, late.headers["x-should-retry"]) == (504, "false")
 
 
 def test_tasks_of_keys_take_turns(small: Server) -> None:

@@ -186,6 +186,29 @@ def test_hostile_schemas_cost_little(server: Server) -> None:
     assert all(one == alone for one in others)
 
 
+def test_a_long_list_of_alternatives(server: Server) -> None:
+    for form, count in (("start: {}", 1500), ("root ::= {}", 500)):
+        words = [f"{number:04}" for number in range(count)]
+        grammar = form.format(" | ".join(f'"{word}"' for word in words))
+        answer = ask(server, "/v1/completions", {**ASK, "grammar": grammar, "temperature": 2})
+        assert answer.status == 200, answer.body
+        assert answer.json()["choices"][0]["text"] in words
+    grammar = "start: " + " | ".join(f'"{number:04}"' for number in range(4000))
+    answer = ask(server, "/v1/completions", {**ASK, "grammar": grammar})
+    assert answer.status == 400
+    assert "Current row has 4001 items; max is 2000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.long
+def test_a_grammar_that_is_costly_after_its_first_token(tok: gh.Tokenizer) -> None:
+    inner = " | ".join(f'"a" x "{chr(98 + number % 20)}{number}"' for number in range(3000))
+    trial = GrammarTrial(tok)
+    try:
+        assert "more than" in trial.run("grammar", f'start: "to be " x\nx: {inner} | "a"')
+    finally:
+        trial.close()
+
+
 def test_refusals_are_the_clients_fault(server: Server) -> None:
     for name in ("only itself", "another machine", "a file", "nested 200 deep", "intersected expressions"):
         body = {**ASK, "max_tokens": 30, "response_format": schema_format(HOSTILE[name])}

@@ -30,11 +30,32 @@ TOOL: Any = {
     "type": "function",
     "function": {"name": "add", "description": "", "parameters": {"type": "object", "properties": {"a": {}}}},
 }
+PLACE = {"type": "object", "properties": {"n": {"enum": [1, 22]}}, "required": ["n"], "additionalProperties": False}
+OTHER: Any = {
+    "type": "function",
+    "function": {
+        "name": 'say "é"\n',  # quoted in the grammar and in the JSON
+        "parameters": {
+            "type": "object",
+            "properties": {"to": {"$ref": "#/$defs/place"}, "word": {"enum": ["be", "not"]}},
+            "required": ["to", "word"],
+            "additionalProperties": False,
+            "$defs": {"place": PLACE},
+        },
+    },
+}
+SHORT = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+BOUNDED: Any = {"type": "function", "function": {"name": "add", "parameters": SHORT}}
+UNUSABLE: Any = {"type": "function", "function": {"name": "add", "parameters": {"not": {}}}}
 QUESTION: Any = [{"role": "user", "content": "to be"}]
 CALL = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": [1, "é"]}'}}
 ASKED: Any = {"role": "assistant", "content": "not", "tool_calls": [CALL]}
 RESULT: Any = {"role": "tool", "tool_call_id": "1", "content": "the question"}
 ANSWER: Any = {"role": "assistant", "content": "that is"}
+
+
+def named(name: str) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name}}
 
 
 def rendered(messages: list[Any], tools: list[Any] | None) -> str:
@@ -115,7 +136,15 @@ def test_official_client_calls_a_tool_and_sends_its_result(client: openai.OpenAI
     ("more", "told"),
     [
         ({"model": "decoder", "tools": [TOOL]}, "'decoder' has no chat template that asks for calls between"),
-        ({"tools": [TOOL], "tool_choice": "required"}, "one of auto, none"),
+        ({"tools": [TOOL], "tool_choice": "always"}, "auto, none, required, or a function by its name"),
+        ({"tool_choice": "required"}, "asks for a call, but there are no tools"),
+        ({"tools": [TOOL], "tool_choice": named("other")}, "no tool is named 'other'"),
+        (
+            {"model": "decoder", "tools": [TOOL], "tool_choice": "required"},
+            "'decoder' has no chat template that asks",
+        ),
+        ({"tools": [TOOL], "tool_choice": "required", "grammar": 'start: "a"'}, "grammar and tool_choice were both"),
+        ({"tools": [UNUSABLE], "tool_choice": "required"}, "the grammar cannot be used"),
         ({"tools": [TOOL], "response_format": {"type": "json_object"}}, "tools and response_format were both given"),
         ({"tools": [{"type": "function"}]}, "tools[0].function is missing"),
         ({"tools": [TOOL] * 129}, "a list of 129"),
@@ -126,6 +155,10 @@ def test_official_client_calls_a_tool_and_sends_its_result(client: openai.OpenAI
             {"messages": [{**ASKED, "tool_calls": [{"function": {"name": "add", "arguments": "[1"}}]}]},
             "messages[0].tool_calls[0].function.arguments is not the JSON of an object",
         ),
+        (
+            {"messages": [{**ASKED, "tool_calls": [{"function": {"name": "add", "arguments": '{"a": 1e999}'}}]}]},
+            "messages[0].tool_calls[0].function.arguments is not the JSON of an object",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
 )
@@ -133,6 +166,35 @@ def test_refused(server: Server, more: dict[str, Any], told: str) -> None:
     answer = ask(server, "/v1/chat/completions", {"model": "tools", "messages": QUESTION, "max_tokens": 4, **more})
     assert answer.status == 400
     assert told in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_call_that_is_asked_for(client: openai.OpenAI, stream: bool) -> None:
+    """The model has learned to begin with a text and to call the one tool; what is asked for is what comes."""
+
+    def calls(choice: Any) -> list[Any]:  # noqa: ANN401
+        settings: Any = {"tools": [BOUNDED, OTHER], "tool_choice": choice, "seed": 0}
+        found: Any = client.chat.completions.create(
+            model="tools", messages=QUESTION, max_tokens=120, stream=stream, **settings
+        )
+        if stream:
+            chunks = [chunk.choices[0] for chunk in found]
+            assert not any(chunk.delta.content for chunk in chunks)
+            assert chunks[-1].finish_reason == "tool_calls"
+            return [call for chunk in chunks for call in chunk.delta.tool_calls or []]
+        assert found.choices[0].finish_reason == "tool_calls"
+        assert found.choices[0].message.content is None
+        return found.choices[0].message.tool_calls
+
+    (call,) = calls(named(OTHER["function"]["name"]))
+    assert call.function.name == OTHER["function"]["name"]
+    arguments = json.loads(call.function.arguments)
+    assert set(arguments) == {"to", "word"}
+    assert arguments["to"] in ({"n": 1}, {"n": 22})
+    assert arguments["word"] in ("be", "not")
+    (call,) = calls("required")
+    assert call.function.name in ("add", OTHER["function"]["name"])
+    assert set(json.loads(call.function.arguments)) in ({"a"}, {"to", "word"})
 
 
 def test_none_as_the_choice_offers_no_tools(client: openai.OpenAI, tools_tok: gh.Tokenizer) -> None:
@@ -160,6 +222,7 @@ PARTS = st.lists(
             '<tool_call>\n{"name": "add"}\n</tool_call>',
             '<tool_call>{"name": "other", "arguments": {}}</tool_call>',
             '<tool_call>{"name": "add", "arguments": NaN}</tool_call>',
+            '<tool_call>{"name": "add", "arguments": {"a": -1e999}}</tool_call>',
             *("<tool_call>", "</tool_call>", "<tool_", " \n", "text", "<", "é"),
         ]
     ),
@@ -193,6 +256,7 @@ def test_pieces_give_what_the_whole_gives(parts: list[str], data: st.DataObject)
         (' <tool_call>{"name": "other"}</tool_call> ', ' <tool_call>{"name": "other"}</tool_call> ', 0),
         ('a <tool_call>{"name": "add"', 'a <tool_call>{"name": "add"', 0),
         ('<tool_call>{"name": "add", "arguments": "x"}</tool_call>', None, 0),
+        ('<tool_call>{"name": "add", "arguments": {"x": 1e999}}</tool_call>', None, 0),
         ("<tool_call>" + "[" * 100_000 + "</tool_call>", None, 0),
     ],
 )

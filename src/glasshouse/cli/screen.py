@@ -10,7 +10,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TextIO
 
 from rich import filesize
@@ -124,4 +124,5 @@ def outlive_terminal(stream: TextIO) -> TextIO:
 
 def warn(message: Warning | str, *_: object, **__: object) -> None:
     """Print a warning as one line, without its location in the code."""
-    print(f"warning: {escape_control(' '.join(str(message).split()))}", file=sys.stderr)
+    with suppress(OSError):  # a full disk must not fail what is warned of
+        print(f"warning: {escape_control(' '.join(str(message).split()))}", file=sys.stderr)

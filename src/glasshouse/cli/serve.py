@@ -75,6 +75,10 @@ def serve(
             help="A steering vector of `glasshouse steer make`, which requests scale by name; can be repeated.",
         ),
     ] = None,
+    log_level: Annotated[
+        Literal["error", "warning", "info"], typer.Option(help="What is logged on stderr; info has every request.")
+    ] = "info",
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="The form of a line of the log.")] = "text",
     revision: Revision = None,
     device: Device = "auto",
 ) -> None:
@@ -107,6 +111,7 @@ def serve(
         allowed_origins=allow_origin or (),
         limits=gh.serve.Limits(max_waiting=max_waiting, timeout=timeout, max_body=int(max_body * 2**20)),
         look=look,
+        log=gh.serve.Log(log_level, log_format),
     )
 
     def started() -> None:

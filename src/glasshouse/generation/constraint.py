@@ -26,7 +26,7 @@ class ConstraintState(Protocol):
         """Return which tokens may come next, as bool [V] on the CPU; raise InputError where that takes too much."""
 
     def accept(self, token: int) -> bool:
-        """Advance by a token; return False if it was not allowed."""
+        """Advance by a token; return False if it was not allowed; raise InputError where that takes too much."""
 
 
 class Constraint(Protocol):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from glasshouse.errors import InputError
 from glasshouse.generation.constraint import TOO_COMPLEX
-from glasshouse.generation.grammar_compiler import Kind, make_matcher, make_tokenizer, one_line
+from glasshouse.generation.grammar_compiler import TRUSTED_LIMITS, Kind, make_matcher, make_tokenizer, one_line
 from glasshouse.text import Tokenizer
 
 ANY_OBJECT = '{"type": "object"}'
@@ -38,7 +38,7 @@ class Grammar:
         check_installed()
         self._tokenizer = _library_tokenizer(tok)
         try:
-            self._matcher = make_matcher(self._tokenizer, kind, text, limits or {})
+            self._matcher = make_matcher(self._tokenizer, kind, text, limits or TRUSTED_LIMITS)
         except ValueError as error:
             raise InputError(f"the {kind.replace('_', ' ')} cannot be used: {one_line(str(error))}.") from None
 
@@ -77,9 +77,7 @@ class GrammarState:
     def allowed(self) -> Tensor:
         """Return which tokens may come next, as bool [V]."""
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        if self._matcher.is_error():
-            reason = one_line(self._matcher.get_error())
-            raise InputError(f"{TOO_COMPLEX} ({reason}); simplify it.")
+        self._check_work()
         allowed = torch.zeros(self._vocab_size, dtype=torch.bool)
         found = np.unpackbits(bits, count=self._n_tokens, bitorder="little")
         allowed[: self._n_tokens] = torch.from_numpy(found).bool()
@@ -88,7 +86,18 @@ class GrammarState:
 
     def accept(self, token: int) -> bool:
         """Advance by a token; return False if it was not allowed."""
-        return self._matcher.is_accepting() if token in self._end_ids else self._matcher.consume_token(token)
+        if token in self._end_ids:
+            return self._matcher.is_accepting()
+        if self._matcher.consume_token(token):
+            return True
+        self._check_work()
+        return False
+
+    def _check_work(self) -> None:
+        """Raise if the library has given up at one of its limits."""
+        if self._matcher.is_error():
+            reason = one_line(self._matcher.get_error())
+            raise InputError(f"{TOO_COMPLEX} ({reason}); simplify it.")
 
 
 def check_installed() -> None:

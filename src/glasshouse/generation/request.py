@@ -152,7 +152,12 @@ class Request:
             if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
                 self.fail(problem)
                 return False
-            if self.constraint is not None and not self.constraint.accept(token):
+            try:
+                refused = self.constraint is not None and not self.constraint.accept(token)
+            except InputError as error:
+                self.fail(str(error))
+                return False
+            if refused:
                 self.fail(NOTHING_ALLOWED)
                 return False
             if self.draws is not None and candidates is not None:

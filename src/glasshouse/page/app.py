@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import sys
 import traceback
@@ -26,6 +27,7 @@ from glasshouse.web import read_body
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 MAX_BODY = 4 * 2**20  # bytes per request
+BODY_TIMEOUT = 30.0  # seconds to send them
 
 
 class Api:
@@ -42,9 +44,12 @@ class Api:
         if name not in self.endpoints:
             return _error_response(f"there is no endpoint {name!r}; {config.did_you_mean(name, self.endpoints)}", 404)
         try:
-            body = await read_body(request, MAX_BODY)
+            async with asyncio.timeout(BODY_TIMEOUT):
+                body = await read_body(request, MAX_BODY)
         except ClientDisconnect:
             return Response(status_code=499)
+        except TimeoutError:
+            return _error_response(f"the body did not come within {BODY_TIMEOUT:g} s; send it again.", 408)
         if body is None:
             return _error_response(f"the request is larger than {MAX_BODY // 2**20} MiB; send less.", 413)
         endpoint = self.endpoints[name]
@@ -64,7 +69,8 @@ def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
     except GlasshouseError as error:
         return _error_response(str(error), 400)
     except Exception as error:  # a bug: report it and keep serving
-        traceback.print_exc(file=sys.stderr)
+        with contextlib.suppress(OSError, ValueError):  # where stderr cannot be written
+            traceback.print_exc(file=sys.stderr)
         return _error_response(f"internal error ({type(error).__name__}: {error})", 500)
 
 

@@ -39,12 +39,12 @@ class Save(Settings):
 
 def save(traces: TraceCache, params: Save) -> JsonDict:
     """Return the current page as one HTML file."""
-    forward_passes = [_parsed(one) for one in params.forward_passes]
+    forward_passes = {str(number): _parsed(one) for number, one in enumerate(params.forward_passes)}
     requests = []
     for one in params.requests:
         name, number, body = (*one.split(" ", 2), "", "")[:3]
-        known = number.isdigit() and int(number) < len(forward_passes)
-        requests.append((name, _parsed(body) | ({"forward_pass": forward_passes[int(number)]} if known else {})))
+        known = forward_passes.get(number)
+        requests.append((name, _parsed(body) | ({} if known is None else {"forward_pass": known})))
     return {"html": export_html(traces, params.fragment, requests)}
 
 

@@ -14,7 +14,7 @@ from glasshouse.page.app import make_app
 from glasshouse.page.guard import Guard, new_token, policy
 from glasshouse.page.page_files import index_page
 from glasshouse.page.trace import TraceCache
-from glasshouse.web import host_headers, is_loopback, listen, url_host
+from glasshouse.web import host_headers, http_config, is_loopback, listen, url_host
 
 
 class Server:
@@ -38,10 +38,7 @@ class Server:
         self._door = f"http://{url_host(host)}:{self.port}/?token="
         self.address = self._door + self.token
         self.is_local = is_loopback(host)
-        settings = uvicorn.Config(
-            self._guard, log_level="warning", access_log=False, server_header=False, lifespan="off", ws="none"
-        )
-        self._uvicorn = uvicorn.Server(settings)
+        self._uvicorn = uvicorn.Server(http_config(self._guard, lifespan="off"))
         self._thread: threading.Thread | None = None
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from glasshouse.config import JsonDict
 from glasshouse.generation.request import Request
-from glasshouse.serve.api import KEY, Api
+from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.api_errors import ApiError, json_response
 from glasshouse.serve.event_stream import DONE, EventStream, event
 from glasshouse.serve.exchange import DisconnectedError, Exchange
@@ -88,10 +88,11 @@ class Answer(ABC):
 
 async def respond(api: Api, http: HttpRequest, answer: Answer, requests: Sequence[Request]) -> Response:
     """Generate for requests of the engine, and return the answer of them all, streamed if the client asks for it."""
+    http.scope[USAGE] = answer
     exchange = make_exchange(api, http, answer.id, answer.served, requests, answer.values["stream"])
     exchange.submit(http.receive)
     if answer.values["stream"]:
-        return EventStream(answer.events(exchange), api.limits.timeout)
+        return EventStream(answer.events(exchange))
     return json_response(answer.whole(await collect(exchange)))
 
 

@@ -26,8 +26,7 @@ async def answer_comparison(api: Api, http: HttpRequest) -> Response:
     a, b = (one.choices[0] for one in kept)
     check_tokenizers(first, second)
     at = parting_position(a, b)
-    async with api.deadline():
-        found = await api.runner.call(lambda: _compare(first, second, a), http.scope[KEY])
+    found = await api.runner.call(lambda: _compare(first, second, a), http.scope[KEY], api.deadline())
     return json_response(_table(first, a, b, at, found))
 
 

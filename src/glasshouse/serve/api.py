@@ -3,32 +3,34 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, NoReturn, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 from starlette.requests import Request
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
-from glasshouse.serve.api_errors import ApiError, queue_full, timed_out
+from glasshouse.serve import strict_json
+from glasshouse.serve.api_errors import ApiError
+from glasshouse.serve.exchange import DisconnectedError
 from glasshouse.serve.fields import Table
 from glasshouse.serve.grammars import Asked, Grammars, asked_grammar
 from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswers
-from glasshouse.serve.metrics import ModelMetrics
+from glasshouse.serve.metrics import HttpCount, ModelMetrics
+from glasshouse.serve.preparation import Preparation
 from glasshouse.serve.protocol import Values
 from glasshouse.serve.runner import Runner
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import Log
 from glasshouse.web import read_body as read_at_most
 
 T = TypeVar("T")
 
-THREADS = 4  # that parse, tokenize and render templates
-KEY = "glasshouse-key"  # in the scope of a request: whose it is, a name that is not the key itself
+# In the scope of a request: whose it is, a name that is not the key itself; and what counts its tokens.
+KEY, USAGE = "glasshouse-key", "glasshouse-usage"
 
 
 @dataclass(frozen=True)
@@ -39,7 +41,7 @@ class Limits:
     timeout: float = 600.0  # seconds from a request to the end of its answer
     max_body: int = 4 * 2**20  # bytes
     body_timeout: float = 30.0  # seconds to send it
-    prepare_timeout: float = 20.0  # seconds to parse and tokenize a prompt, and to render a template
+    prepare_timeout: float = 20.0  # seconds to wait until a request is read, and again to parse and tokenize it
     max_answers: int = 1000  # that can be opened, of all keys together; the oldest go first
     max_answer_bytes: int = 256 * 2**20  # of those, roughly
 
@@ -47,16 +49,19 @@ class Limits:
 class Api:
     """The served models, and how a request to one is read."""
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits, *, look: bool = False) -> None:
+    def __init__(
+        self, models: Sequence[ServedModel], limits: Limits, *, look: bool = False, log: Log | None = None
+    ) -> None:
+        self.log = log or Log()
         self.models = {one.name: one for one in models}
         self.limits = limits
         self.metrics = {one.name: ModelMetrics() for one in models}
-        self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0)
+        self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0, self.log)
         self.answers = KeptAnswers(limits.max_answers, limits.max_answer_bytes) if look else None
         self.started = int(time.time())
+        self.http_counts: Counter[HttpCount] = Counter()
         self.grammars = Grammars()
-        self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
-        self._preparing = 0
+        self._preparation = Preparation(limits.max_waiting)
 
     def model(self, name: str) -> ServedModel:
         """Return a model by name; raise the error that OpenAI's clients know."""
@@ -66,19 +71,21 @@ class Api:
         return self.models[name]
 
     async def prepare(self, request: Request, table: Table, work: Callable[[Values], T]) -> T:
-        """Read a request's body, and return what `work` makes of it in another thread."""
+        """Read a request's body, and return what `work` makes of it in another thread, while the client is there."""
         body = await self.read_body(request)
+        return await while_connected(request, self._read(request, table, work, body))
 
+    async def _read(self, request: Request, table: Table, work: Callable[[Values], T], body: bytes) -> T:
         def read() -> tuple[T | None, Values, Asked | None]:
             values = table.parse(parse_json(body), "")
             asked = asked_grammar(values)
             return (work(values) if asked is None else None), values, asked
 
-        result, values, asked = await self.in_thread(read)
+        result, values, asked = await self.in_thread(request, read)
         if asked is None:
             return cast(T, result)
         constraint = await self.grammars.compile(self.model(values["model"]), request.scope[KEY], asked)
-        return await self.in_thread(lambda: work({**values, "constraint": constraint}))
+        return await self.in_thread(request, lambda: work({**values, "constraint": constraint}))
 
     async def read_body(self, request: Request) -> bytes:
         """Return the body of a request, which says that it is JSON; raise ApiError where it is too long or slow."""
@@ -95,42 +102,41 @@ class Api:
             raise ApiError(f"the request is larger than {self.limits.max_body / 2**20:g} MiB; send less.", 413)
         return body
 
-    async def in_thread(self, work: Callable[[], T]) -> T:
-        """Run work that takes no device in another thread, and return its result within a time limit."""
-        if self._preparing >= self.limits.max_waiting:
-            raise queue_full(self._preparing)
-        self._preparing += 1
-        future = asyncio.get_running_loop().run_in_executor(self._threads, work)
-        future.add_done_callback(self._prepared)  # not when we stop waiting: the thread goes on
+    async def in_thread(self, request: Request, work: Callable[[], T]) -> T:
+        """Run work that takes no device in another thread, in turn with other keys, and return its result."""
         try:
-            async with asyncio.timeout(self.limits.prepare_timeout):
-                return await asyncio.shield(future)
-        except TimeoutError:
-            raise ApiError(
-                f"reading the request took more than {self.limits.prepare_timeout:g} s; shorten the prompt."
-            ) from None
+            return await self._preparation.run(request.scope[KEY], work, self.limits.prepare_timeout)
         except GlasshouseError as error:
             raise ApiError(str(error)) from None
 
-    @asynccontextmanager
-    async def deadline(self) -> AsyncIterator[None]:
-        """Bound the time in which a request waits for work of `Runner.call`; raise ApiError at its end."""
-        try:
-            async with asyncio.timeout(self.limits.timeout):
-                yield
-        except TimeoutError:
-            raise timed_out(self.limits.timeout) from None
-
-    def _prepared(self, future: asyncio.Future[Any]) -> None:
-        self._preparing -= 1
-        if not future.cancelled():
-            future.exception()  # it was seen, also where nobody waits for it any more
+    def deadline(self) -> float:
+        """Return when a request that begins now has to be done, by the event loop's clock, for `Runner.call`."""
+        return asyncio.get_running_loop().time() + self.limits.timeout
 
     def close(self) -> None:
         """End all jobs and threads."""
         self.runner.close()
         self.grammars.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._preparation.close()
+        self.log.close()
+
+
+async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of work, which ends with the client; the body of the request has been read."""
+
+    async def left() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(left())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            raise DisconnectedError
+        return working.result()
+    finally:
+        working.cancel()
+        leaving.cancel()
 
 
 def parse_json(body: bytes) -> object:
@@ -141,12 +147,8 @@ def parse_json(body: bytes) -> object:
     ...
     glasshouse.serve.api_errors.ApiError: the request is not valid JSON: NaN is not a JSON value.
     """
-
-    def refuse(name: str) -> NoReturn:
-        raise ValueError(f"{name} is not a JSON value")
-
     try:
-        return json.loads(body, parse_constant=refuse)
+        return strict_json.loads(body)
     except RecursionError:
         raise ApiError("the request is nested too deep; flatten it.") from None
     except ValueError as error:

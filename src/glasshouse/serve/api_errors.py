@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 
 from starlette.responses import Response
 
@@ -10,6 +11,7 @@ from glasshouse.config import JsonDict
 from glasshouse.page.serialization import to_json
 
 RETRY_AFTER = 1  # seconds, where nothing is known
+REQUEST_ID = ContextVar("request_id", default="")  # of the request that this task answers
 
 
 class ApiError(Exception):
@@ -32,10 +34,11 @@ class ApiError(Exception):
     def body(self) -> JsonDict:
         """Return the error as OpenAI's API writes it.
 
-        >>> ApiError("n is 0.", param="n").body()
-        {'error': {'message': 'n is 0.', 'type': 'invalid_request_error', 'param': 'n', 'code': None}}
+        >>> ApiError("n is 0.", param="n").body()["error"]
+        {'message': 'n is 0.', 'type': 'invalid_request_error', 'param': 'n', 'code': None, 'request_id': ''}
         """
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}
+        return {"error": {**error, "request_id": REQUEST_ID.get()}}
 
     def response(self) -> Response:
         """Return the error as an HTTP response."""
@@ -58,13 +61,18 @@ def queue_full(waiting: int, seconds: int = RETRY_AFTER) -> ApiError:
     )
 
 
-def unavailable(reason: str) -> ApiError:
-    """Return the error of a server that takes no requests now."""
-    headers = {"Retry-After": str(RETRY_AFTER)}
+def unavailable(reason: str, seconds: int = RETRY_AFTER) -> ApiError:
+    """Return the error of a server that takes no requests now, but may in so many seconds."""
+    headers = {"Retry-After": str(seconds)}
     return ApiError(reason, 503, kind="server_error", code="service_unavailable", headers=headers)
+
+
+def never_begun(seconds: int = RETRY_AFTER) -> ApiError:
+    """Return the error of a request that only waited until its time was over: nothing is wrong with it."""
+    return unavailable(f"other requests took all the time that this one had; try again in {seconds} s.", seconds)
 
 
 def timed_out(seconds: float) -> ApiError:
     """Return the error of a request that was not done in time; a client should not simply send it again."""
-    message = f"the request was not done within {seconds:g} s; ask for fewer tokens."
+    message = f"the request was not done within {seconds:g} s; ask for less."
     return ApiError(message, 504, kind="server_error", code="timeout", headers={"x-should-retry": "false"})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import traceback
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
@@ -20,7 +18,7 @@ from glasshouse.models import Seq2Seq
 from glasshouse.serve import openapi
 from glasshouse.serve.answer_comparison import answer_comparison
 from glasshouse.serve.api import Api
-from glasshouse.serve.api_errors import ApiError, json_response, unavailable
+from glasshouse.serve.api_errors import REQUEST_ID, ApiError, json_response, timed_out, unavailable
 from glasshouse.serve.chat import chat_completions
 from glasshouse.serve.completions import completions
 from glasshouse.serve.embeddings import embeddings
@@ -82,10 +80,12 @@ async def answer(api: Api, endpoint: Endpoint, request: Request) -> Response:
         return await endpoint(api, request)
     except ApiError as error:
         return error.response()
+    except TimeoutError:  # of `Runner.call`
+        return timed_out(api.limits.timeout).response()
     except (ClientDisconnect, DisconnectedError):
         return Response(status_code=499)
     except Exception as error:  # a bug: report it, without what the client sent, and keep serving
-        traceback.print_exception(type(error), None, error.__traceback__, file=sys.stderr)
+        api.log.exception(error, request_id=REQUEST_ID.get())
         return ApiError(f"internal error ({type(error).__name__}).", 500, kind="server_error").response()
 
 
@@ -97,7 +97,9 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def health(api: Api, request: Request) -> Response:
-    """Say that the process answers."""
+    """Say that the process answers, and that the thread of the engines runs."""
+    if api.runner.has_failed:
+        raise unavailable(api.runner.closed_reason)
     return json_response({"status": "ok"})
 
 

@@ -89,6 +89,8 @@ def chat_requests(
 ) -> tuple[int, list[Request]]:
     """Return the engine's requests for `n` replies to a conversation, and how many tokens that has."""
     engine = served.generator()
+    # Templates strip messages, and may leave out parts of those that are not the user's, such as earlier thoughts.
+    served.check_least_tokens(*(one["content"].strip() for one in messages if one["role"] == "user"))
     ids = served.encode_chat(messages, tools=tools)
     params = sampling_params(values, served.fit(ids, max_tokens), top_logprobs)
     params = replace(params, stop_token_ids=(*params.stop_token_ids, *served.end_of_turn()))

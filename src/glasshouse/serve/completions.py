@@ -62,11 +62,11 @@ async def completions(api: Api, http: HttpRequest) -> Response:
     answer, requests = await api.prepare(http, COMPLETIONS, partial(_read, api, http.scope[KEY]))
     top = answer.values["logprobs"]
     if answer.values["echo"] and top is not None:
-        async with api.deadline():
-            for prompt in answer.prompts:
-                if await http.is_disconnected():
-                    raise DisconnectedError
-                await _score(api, http.scope[KEY], answer.served, prompt, top)
+        end = api.deadline()
+        for prompt in answer.prompts:
+            if await http.is_disconnected():
+                raise DisconnectedError
+            await _score(api, http.scope[KEY], answer.served, prompt, top, end)
     return await respond(api, http, answer, requests)
 
 
@@ -97,10 +97,10 @@ def _read(api: Api, key: str, values: Values) -> tuple[CompletionAnswer, list[Re
     return CompletionAnswer(served, values, prompts), requests
 
 
-async def _score(api: Api, key: str, served: ServedModel, prompt: Prompt, top: int) -> None:
+async def _score(api: Api, key: str, served: ServedModel, prompt: Prompt, top: int, end: float) -> None:
     """Compute the log-probabilities of a prompt's own tokens; its first has none."""
     model = served.model
     assert isinstance(model, Decoder)
-    scored = await api.runner.call(lambda: prompt_logprobs(model, prompt.ids, top), key)
+    scored = await api.runner.call(lambda: prompt_logprobs(model, prompt.ids, top), key, end)
     prompt.logprobs = [None, *scored.logprobs]
     prompt.top = [None, *(scored.top or [[]] * len(scored.logprobs))]

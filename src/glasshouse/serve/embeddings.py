@@ -14,7 +14,7 @@ from torch import Tensor
 from glasshouse.embeddings import check_lengths, embed_ids
 from glasshouse.models import Decoder, Encoder
 from glasshouse.models.prompt import check_ids
-from glasshouse.serve.api import KEY, Api
+from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.api_errors import ApiError, json_response
 from glasshouse.serve.exchange import DisconnectedError
 from glasshouse.serve.protocol import EMBEDDINGS, Values
@@ -29,6 +29,12 @@ class Work(NamedTuple):
     name: str
     rows: list[list[int]]
     as_base64: bool
+    completion_tokens: int = 0
+
+    @property
+    def prompt_tokens(self) -> int:
+        """The tokens of all texts."""
+        return sum(map(len, self.rows))
 
 
 async def embeddings(api: Api, http: HttpRequest) -> Response:
@@ -36,16 +42,17 @@ async def embeddings(api: Api, http: HttpRequest) -> Response:
     work = await api.prepare(http, EMBEDDINGS, partial(_read, api))
     order = sorted(range(len(work.rows)), key=lambda index: len(work.rows[index]))
     found: list[list[float] | str] = [""] * len(order)
-    async with api.deadline():
-        for start in range(0, len(order), BATCH):
-            if await http.is_disconnected():
-                raise DisconnectedError
-            chosen = order[start : start + BATCH]
-            rows = [work.rows[index] for index in chosen]
-            vectors = await api.runner.call(partial(_embed, work.model, rows), http.scope[KEY])
-            for index, vector in zip(chosen, vectors, strict=True):
-                found[index] = _encoded(vector) if work.as_base64 else vector.tolist()
-    tokens = sum(map(len, work.rows))
+    end = api.deadline()
+    for start in range(0, len(order), BATCH):
+        if await http.is_disconnected():
+            raise DisconnectedError
+        chosen = order[start : start + BATCH]
+        rows = [work.rows[index] for index in chosen]
+        vectors = await api.runner.call(partial(_embed, work.model, rows), http.scope[KEY], end)
+        for index, vector in zip(chosen, vectors, strict=True):
+            found[index] = _encoded(vector) if work.as_base64 else vector.tolist()
+    http.scope[USAGE] = work
+    tokens = work.prompt_tokens
     return json_response(
         {
             "object": "list",
@@ -66,6 +73,10 @@ def _read(api: Api, values: Values) -> Work:
     given = values["input"]
     many = given if isinstance(given, list) and not isinstance(given[0], int) else [given]
     if isinstance(many[0], str):
+        for number, text in enumerate(many):
+            if (least := served.least_tokens(text)) > (most := model.spec.max_len):
+                message = f"text {number} has at least {least} tokens, but max_len is {most}; shorten it."
+                raise ApiError(message, param="input")
         rows = tok.encode_batch(many)
     else:
         rows = [check_ids(one, model.spec.vocab_size) for one in many]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 
@@ -26,20 +25,18 @@ def event(data: JsonDict, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response whose events are sent as they come, within a time limit."""
+    """A response whose events are sent as they come; a client that does not take them loses its connection."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], timeout: float) -> None:
+    def __init__(self, events: AsyncIterator[bytes]) -> None:
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._events, self._timeout = events, timeout
+        self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async with aclosing(self._events) as events:  # type: ignore[type-var]  # it is a generator
             await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            # A client that does not read blocks `send`, so that the limit has to hold here too.
-            async with asyncio.timeout(self._timeout):
-                async for part in events:
-                    await send({"type": "http.response.body", "body": part, "more_body": True})
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            async for part in events:
+                await send({"type": "http.response.body", "body": part, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -11,7 +11,7 @@ from starlette.types import Receive
 
 from glasshouse.generation.constraint import TOO_COMPLEX
 from glasshouse.generation.request import NOTHING_ALLOWED, Request
-from glasshouse.serve.api_errors import ApiError, timed_out, unavailable
+from glasshouse.serve.api_errors import ApiError, never_begun, timed_out, unavailable
 from glasshouse.serve.job import Job, Outbox, Piece
 from glasshouse.serve.runner import Runner
 
@@ -34,7 +34,7 @@ class Exchange:
     ) -> None:
         self._runner, self._model, self._outbox, self.jobs, self._timeout = runner, model, outbox, jobs, timeout
         self._keep = keep
-        self._disconnected = self._expired = False
+        self._disconnected = self._expired = self._waited = False  # the last: until it expired
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
@@ -59,9 +59,9 @@ class Exchange:
         if self._disconnected:
             return DisconnectedError()
         if self._expired:
-            return timed_out(self._timeout)
+            return never_begun() if self._waited else timed_out(self._timeout)
         if piece.finish_reason == "cancelled":
-            return unavailable("the server is shutting down.")
+            return unavailable(self._runner.closed_reason)
         message = piece.error or "the engine failed."
         if message == NOTHING_ALLOWED or message.startswith(TOO_COMPLEX):
             return ApiError(message)
@@ -75,7 +75,7 @@ class Exchange:
 
     def _expire(self) -> None:
         self._expired = True
-        self._runner.cancel(self._model, self.jobs)
+        self._waited = self._runner.cancel(self._model, self.jobs)
 
     async def __aenter__(self) -> Self:
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Generic, Protocol, TypeVar
 
 from glasshouse.serve.api_errors import RETRY_AFTER, queue_full
@@ -55,8 +55,15 @@ class FairQueue(Generic[T]):
 
     def pop(self) -> T:
         """Remove and return the next item."""
-        key, waiting = next(iter(self._by_key.items()))
-        del self._by_key[key]
+        return self._take(next(iter(self._by_key)))
+
+    def pop_except(self, keys: Collection[str]) -> T | None:
+        """Remove and return the next item that is of none of some keys, or None."""
+        key = next((key for key in self._by_key if key not in keys), None)
+        return None if key is None else self._take(key)
+
+    def _take(self, key: str) -> T:
+        waiting = self._by_key.pop(key)
         item = waiting.popleft()
         self._taken.append(time.monotonic())
         if waiting:

@@ -11,13 +11,15 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from glasshouse.errors import InputError
+from glasshouse.serve.access_log import AccessLog, Entry
 from glasshouse.serve.api import KEY
 from glasshouse.serve.api_errors import ApiError, unavailable
+from glasshouse.web import MAX_HEADER_BYTES
 
 OPEN = ("/health",)  # the only paths that need no key
-MAX_HEADERS, MAX_HEADER_BYTES = 100, 16 * 2**10
+MAX_HEADERS = 100
 SHORTEST_KEY = 16  # characters; shorter ones can be guessed
-CORS_METHODS, CORS_HEADERS = "GET, POST, OPTIONS", "authorization, content-type"
+CORS_METHODS, CORS_HEADERS = "GET, POST, OPTIONS", "authorization, content-type, x-request-id"
 
 
 class Keys:
@@ -63,6 +65,7 @@ class Gate:
     def __init__(
         self,
         app: ASGIApp,
+        access_log: AccessLog,
         keys: Keys,
         hosts: Collection[str] | None,
         origins: Collection[str] = (),
@@ -71,6 +74,7 @@ class Gate:
         has_page: bool = False,
     ) -> None:
         self.app, self.keys, self.is_draining, self.has_page = app, keys, is_draining, has_page
+        self._access_log = access_log
         self.hosts = None if hosts is None else frozenset(hosts)
         self.origins = frozenset(origins)
         self.n_requests = 0  # that are not answered yet
@@ -81,17 +85,24 @@ class Gate:
             return
         if scope["type"] != "http":
             return
+        with self._access_log.begin(scope) as entry:
+            await self._answer(scope, receive, send, entry)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send, entry: Entry) -> None:
         headers = Headers(scope=scope)
         origin = headers.get("origin")
 
         async def sealed(message: Message) -> None:
             if message["type"] == "http.response.start":
+                entry.status = message["status"]
                 sent = MutableHeaders(scope=message)
+                sent["X-Request-Id"] = entry.name
                 sent["X-Content-Type-Options"] = "nosniff"
                 sent["Cross-Origin-Resource-Policy"] = "same-origin"
                 sent.setdefault("Cache-Control", "no-store")
                 if origin in self.origins:
                     sent["Access-Control-Allow-Origin"] = origin
+                    sent["Access-Control-Expose-Headers"] = "x-request-id"
                     sent["Cross-Origin-Resource-Policy"] = "cross-origin"
                     sent["Vary"] = "Origin"
             await send(message)
@@ -108,6 +119,8 @@ class Gate:
 
     def _pass(self, scope: Scope, headers: Headers, origin: str | None) -> Response | None:
         """Return the answer to a preflight request, None for a request that may pass; raise ApiError for others."""
+        if len(scope["raw_path"]) + len(scope["query_string"]) > MAX_HEADER_BYTES:
+            raise ApiError(f"the path and query have more than {MAX_HEADER_BYTES} bytes.", 414)
         size = sum(len(name) + len(value) for name, value in scope["headers"])
         if len(scope["headers"]) > MAX_HEADERS or size > MAX_HEADER_BYTES:
             raise ApiError(f"there are more than {MAX_HEADERS} headers or {MAX_HEADER_BYTES} bytes of them.", 431)

@@ -19,6 +19,7 @@ from glasshouse.generation.grammar_compiler import LIMITS, Kind
 from glasshouse.serve.api_errors import ApiError, queue_full
 from glasshouse.serve.protocol import Values
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.serve.tool_calls import call_grammar
 from glasshouse.text import Tokenizer
 
 MAX_WAITING = 32  # grammars of one key that wait to be compiled
@@ -27,7 +28,7 @@ Asked = tuple[str, Kind, str]  # the parameter that asks for it, and what it is
 
 
 def asked_grammar(values: Values) -> Asked | None:
-    """Return what a request asks for: `response_format`, `text.format` (of /v1/responses) or `grammar`.
+    """Return what a request asks for: `response_format`, `text.format` (of /v1/responses), `grammar`, `tool_choice`.
 
     >>> asked_grammar({"response_format": {"type": "json_object", "json_schema": None}, "grammar": None})
     ('response_format', 'json_schema', '{"type": "object"}')
@@ -40,6 +41,8 @@ def asked_grammar(values: Values) -> Asked | None:
         found += _asked_format("text.format", given["type"], "schema", given["schema"])
     if (grammar := values.get("grammar")) is not None:
         found.append(("grammar", "grammar", grammar))
+    if (call := call_grammar(values)) is not None:
+        found.append(("tool_choice", "grammar", call))
     if len(found) > 1:
         raise ApiError(f"{found[0][0]} and {found[1][0]} were both given; leave one out.", param=found[1][0])
     return found[0] if found else None

@@ -6,7 +6,7 @@ import time
 from array import array
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from glasshouse.generation import SamplingParams
 from glasshouse.generation.candidates import Draws
@@ -32,7 +32,8 @@ class KeptChoice:
     def of(cls, request: Request) -> KeptChoice:
         """Return what is kept of a finished request."""
         source, prompt, ids = (array("i", row) for row in (request.source, request.prompt, request.ids))
-        return cls(source, prompt, ids, request.draws or Draws(0), request.options, request.finish_reason)
+        options = replace(request.options, constraint=None)  # a compiled grammar has a megabyte, and is not shown
+        return cls(source, prompt, ids, request.draws or Draws(0), options, request.finish_reason)
 
     @property
     def n_bytes(self) -> int:

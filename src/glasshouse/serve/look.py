@@ -48,9 +48,8 @@ class Look:
         key = request.scope[KEY]
         traces = self._traces.setdefault((name, key), TraceCache(self._loaders[name], self._memory))
         if endpoint.needs_model:
-            async with api.deadline():
-                return await api.runner.call(lambda: respond(traces, endpoint, body), key)
-        return await api.in_thread(lambda: respond(traces, endpoint, body))
+            return await api.runner.call(lambda: respond(traces, endpoint, body), key, api.deadline())
+        return await api.in_thread(request, lambda: respond(traces, endpoint, body))
 
 
 def _loader(served: ServedModel) -> ModelLoader:

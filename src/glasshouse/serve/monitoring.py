@@ -1,4 +1,4 @@
-"""The metrics of all models, as /metrics shows them."""
+"""The metrics of HTTP and of all models, as /metrics shows them."""
 
 from __future__ import annotations
 
@@ -59,6 +59,11 @@ def metrics_text(api: Api) -> str:
         for reason, count in sorted(lane.metrics.finish_reasons.items())
     ]
     samples.append(("requests_finished_total", "counter", "Sequences by the reason of their end.", reasons))
+    requests = [
+        gauge("http_requests_total", {"route": one.route, "method": one.method, "status": str(one.status)}, count)
+        for one, count in sorted(api.http_counts.items())
+    ]
+    samples.append(("http_requests_total", "counter", "HTTP requests by route, method and status.", requests))
     for metric, (text, find) in HISTOGRAMS.items():
         lines = [
             line

@@ -36,7 +36,7 @@ async def opened_answer(api: Api, http: HttpRequest) -> Response:
     index = _number(http, "choice", len(kept.choices) - 1)
     choice = kept.choices[index]
     start = _number(http, "start", len(choice.prompt), default=len(choice.prompt))
-    opened = await api.in_thread(lambda: open_choice(kept, index, api.model(kept.model), start))
+    opened = await api.in_thread(http, lambda: open_choice(kept, index, api.model(kept.model), start))
     return json_response(opened)
 
 

@@ -137,12 +137,20 @@ TOOL = Table(
         ),
     }
 )
+NAMED_FUNCTION = Table({"name": FUNCTION_NAME}, required=True)
 CHAT = Table(
     {
         **MODEL,
         "messages": Many(CHAT_MESSAGE, MAX_MESSAGES, 1, required=True),
         "tools": Many(TOOL, MAX_TOOLS, default=[]),
-        "tool_choice": Choice(("auto", "none"), default="auto"),
+        "tool_choice": Either(
+            (
+                Choice(("auto", "none", "required")),
+                Table({"type": Choice(("function",), required=True), "function": NAMED_FUNCTION}),
+            ),
+            "auto, none, required, or a function by its name",
+            default="auto",
+        ),
         "max_tokens": Whole(1, MAX_TOKENS),
         "max_completion_tokens": Whole(1, MAX_TOKENS),
         "n": Whole(1, MAX_N, default=1),

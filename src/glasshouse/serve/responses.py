@@ -14,7 +14,7 @@ from starlette.responses import Response
 from glasshouse.config import JsonDict
 from glasshouse.generation.request import Request
 from glasshouse.serve.answer import collect, make_exchange
-from glasshouse.serve.api import KEY, Api
+from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.api_errors import ApiError, json_response
 from glasshouse.serve.chat import chat_requests
 from glasshouse.serve.event_stream import EventStream, event
@@ -27,9 +27,9 @@ from glasshouse.serve.served_model import ServedModel
 class ResponseAnswer:
     """The answer of this endpoint: one message of one text."""
 
-    def __init__(self, served: ServedModel, values: Values, input_tokens: int) -> None:
-        self.served, self.values, self.input_tokens = served, values, input_tokens
-        self.output_tokens = 0
+    def __init__(self, served: ServedModel, values: Values, prompt_tokens: int) -> None:
+        self.served, self.values, self.prompt_tokens = served, values, prompt_tokens
+        self.completion_tokens = 0
         self.text = ""
         self.id, self.item_id = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
         self.created = time.time()
@@ -37,7 +37,7 @@ class ResponseAnswer:
     def add(self, piece: Piece) -> None:
         """Add what was generated."""
         self.text += piece.text
-        self.output_tokens += len(piece.ids)
+        self.completion_tokens += len(piece.ids)
 
     def part(self, text: str) -> JsonDict:
         """Return the text as a part of a message."""
@@ -50,12 +50,12 @@ class ResponseAnswer:
 
     def table(self, status: str) -> JsonDict:
         """Return the response; with its output, unless it is in progress."""
-        total = self.input_tokens + self.output_tokens
+        total = self.prompt_tokens + self.completion_tokens
         done = status != "in_progress"
         usage = {
-            "input_tokens": self.input_tokens,
+            "input_tokens": self.prompt_tokens,
             "input_tokens_details": {"cached_tokens": 0},
-            "output_tokens": self.output_tokens,
+            "output_tokens": self.completion_tokens,
             "output_tokens_details": {"reasoning_tokens": 0},
             "total_tokens": total,
         }
@@ -104,7 +104,8 @@ class ResponseAnswer:
                         if piece.text:
                             yield make("response.output_text.delta", **place, delta=piece.text, logprobs=[])
             except ApiError as error:
-                yield make("error", code=error.code, message=error.message, param=error.param)
+                told = {name: error.body()["error"][name] for name in ("code", "message", "param", "request_id")}
+                yield make("error", **told)
                 return
             except DisconnectedError:
                 return
@@ -122,11 +123,12 @@ def status_of(piece: Piece) -> str:
 async def responses(api: Api, http: HttpRequest) -> Response:
     """Answer a request to /v1/responses."""
     answer, requests = await api.prepare(http, RESPONSES, partial(_read, api, http.scope[KEY]))
+    http.scope[USAGE] = answer
     streamed = answer.values["stream"]
     exchange = make_exchange(api, http, answer.id, answer.served, requests, streamed)
     exchange.submit(http.receive)
     if streamed:
-        return EventStream(answer.events(exchange), api.limits.timeout)
+        return EventStream(answer.events(exchange))
     (piece,) = await collect(exchange)
     answer.add(piece)
     return json_response(answer.table(status_of(piece)))

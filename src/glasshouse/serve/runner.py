@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import sys
+import contextlib
 import threading
 import time
 from collections import deque
@@ -13,11 +13,12 @@ from typing import Any, TypeVar
 
 from glasshouse.errors import InputError
 from glasshouse.generation import Engine, SamplingParams
-from glasshouse.serve.api_errors import unavailable
+from glasshouse.serve.api_errors import never_begun, unavailable
 from glasshouse.serve.fair_queue import FairQueue
 from glasshouse.serve.job import Job, Piece
 from glasshouse.serve.metrics import ModelMetrics
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import Log
 
 T = TypeVar("T")
 
@@ -36,8 +37,8 @@ class Task:
 class Lane:
     """The jobs of one engine: waiting for a slot, and in the engine."""
 
-    def __init__(self, engine: Engine, metrics: ModelMetrics, max_waiting: int) -> None:
-        self.engine, self.metrics = engine, metrics
+    def __init__(self, engine: Engine, metrics: ModelMetrics, max_waiting: int, log: Log) -> None:
+        self.engine, self.metrics, self._log = engine, metrics, log
         self.queue: FairQueue[Job] = FairQueue(max_waiting)
         self.active: list[Job] = []
         self.retries: deque[Job] = deque()  # after a step that raised, they run one at a time
@@ -75,7 +76,7 @@ class Lane:
         except Exception as error:  # an out-of-memory too: one request must not fail the others
             self.failures += 1
             self.busy = self.engine.n_waiting > 0  # requests to drop; those that had a slot have left it
-            print(f"error: a step of the engine raised {type(error).__name__}: {error}", file=sys.stderr)
+            self._log.error(f"a step of the engine raised {type(error).__name__}: {error}")
             if self.broken and self._answers():
                 self.failures = 0  # so many bad requests in a row, but the engine is fine
             if self.broken:
@@ -134,13 +135,17 @@ class Runner:
         models: Sequence[ServedModel],
         metrics: dict[str, ModelMetrics],
         max_waiting: int,
-        candidates: int = 0,  # that requests keep of each token
+        candidates: int,  # that requests keep of each token
+        log: Log,
     ) -> None:
-        self._candidates = candidates
+        self._candidates, self._log = candidates, log
         self.lanes = {
-            one.name: Lane(one.engine, metrics[one.name], max_waiting) for one in models if one.engine is not None
+            one.name: Lane(one.engine, metrics[one.name], max_waiting, log)
+            for one in models
+            if one.engine is not None
         }
         self.ready = False  # the engines are warmed up
+        self.has_failed = False  # the thread ended by an error: only a new process helps
         self._tasks: FairQueue[Task] = FairQueue(max_waiting)
         self._condition = threading.Condition()  # guards the queues and what follows
         self._closed = False
@@ -169,42 +174,59 @@ class Runner:
         """How many jobs wait or run."""
         return sum(len(one.queue) + len(one.active) + len(one.retries) for one in self.lanes.values())
 
+    @property
+    def closed_reason(self) -> str:
+        """Why no jobs are taken any more."""
+        return "the engines have failed; restart the server." if self.has_failed else "the server is shutting down."
+
     def submit(self, name: str, jobs: Sequence[Job]) -> None:
         """Queue jobs for a model; raise ApiError if there are too many, or the engine cannot take them."""
         lane = self.lanes[name]
         with self._condition:
             if self._closed or lane.broken:
-                raise unavailable("the server is shutting down." if self._closed else "the engine has failed.")
+                raise unavailable(self.closed_reason if self._closed else "the engine has failed.")
             lane.queue.put([job for job in jobs if not job.request.done])
             self._condition.notify_all()
         for job in jobs:
             if job.request.done and (piece := job.take()) is not None:  # nothing to generate
                 job.outbox.put(job.index, piece)
 
-    def cancel(self, name: str, jobs: Sequence[Job]) -> None:
-        """End jobs, wherever they are; slots are free after the next step."""
+    def cancel(self, name: str, jobs: Sequence[Job]) -> bool:
+        """End jobs, wherever they are; slots are free after the next step. Return whether all were still waiting."""
         lane = self.lanes[name]
+        n_waiting = 0
         with self._condition:
             for job in jobs:
                 lane.engine.cancel(job.request)
-                if lane.queue.remove(job) and (piece := job.take()) is not None:
-                    job.outbox.put(job.index, piece)
+                if lane.queue.remove(job):
+                    n_waiting += 1
+                    if (piece := job.take()) is not None:
+                        job.outbox.put(job.index, piece)
+        return n_waiting == len(jobs)
 
-    async def call(self, work: Callable[[], T], key: str = "") -> T:
-        """Run work between two steps, on behalf of a key, and return its result."""
+    async def call(self, work: Callable[[], T], key: str, end: float) -> T:
+        """Run work between two steps, on behalf of a key, and return its result.
+
+        Where it is not done at `end`, by the event loop's clock, raise TimeoutError, or ApiError if it only waited.
+        """
         future: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         task = Task(key, work, future)
         with self._condition:
             if self._closed:
-                raise unavailable("the server is shutting down.")
+                raise unavailable(self.closed_reason)
             self._tasks.put([task])
             self._condition.notify_all()
         try:
-            return await future
-        except asyncio.CancelledError:  # at the deadline; what has begun runs to its end
+            async with asyncio.timeout_at(end):
+                return await future
+        except TimeoutError:
+            with self._condition:
+                if self._tasks.remove(task):
+                    raise never_begun(self._tasks.seconds_until_empty()) from None
+            raise  # what has begun runs to its end
+        finally:
             with self._condition:
                 self._tasks.remove(task)
-            raise
 
     def _run(self) -> None:
         try:
@@ -214,6 +236,10 @@ class Runner:
             self.ready = True
             while self._turn():
                 pass
+        except BaseException as error:
+            self.has_failed = True
+            self._log.error(f"the thread of the engines ended by {type(error).__name__}: {error}")
+            self._log.exception(error)
         finally:
             self.ready = False
             with self._condition:
@@ -260,11 +286,11 @@ class Runner:
             lane.active, lane.busy = [], False
         self._on_loop(_deliver, news)
         while self._tasks:
-            self._on_loop(_settle, self._tasks.pop().future, None, unavailable("the server is shutting down."))
+            self._on_loop(_settle, self._tasks.pop().future, None, unavailable(self.closed_reason))
 
     def _on_loop(self, work: Callable[..., None], *args: object) -> None:
         assert self._loop is not None
-        if not self._loop.is_closed():
+        with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(work, *args)
 
 

@@ -20,6 +20,7 @@ from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.prompt import encode_prompt, end_of_turn_ids
 from glasshouse.serve.api_errors import ApiError
 from glasshouse.text import Tokenizer
+from glasshouse.text.token_length import max_token_bytes
 
 MAX_LEN = 8192  # tokens of a sequence by default, where a model could take more: each slot reserves memory for them
 SLOTS_CPU = 32
@@ -51,6 +52,7 @@ class ServedModel:
     ) -> None:
         self.name, self.model, self.tok = name, model, tok
         self.max_len = max_len or min(model.spec.max_len, MAX_LEN)
+        self._token_bytes = None if tok is None else max_token_bytes(tok)
         self.engine: Engine | None = None
         self._target_start = 0  # tokens of a target before the generated ones
         if isinstance(model, Encoder):
@@ -90,7 +92,9 @@ class ServedModel:
         return self.engine
 
     def encode(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the ids of a prompt."""
+        """Return the ids of a prompt; raise for one that by its length alone cannot fit."""
+        if isinstance(prompt, str):
+            self.check_least_tokens(prompt)
         return encode_prompt(prompt, self.tok, self.model.spec)
 
     def encode_chat(
@@ -102,6 +106,17 @@ class ServedModel:
                 f"{self.name!r} has no chat template, so it cannot chat; use /v1/completions.", param="model"
             )
         return self.tok.encode_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools).ids
+
+    def least_tokens(self, *texts: str) -> int:
+        """Return how many tokens texts have at least, by their bytes; 0 where the tokenizer allows no such bound."""
+        if self._token_bytes is None:
+            return 0
+        return -(-sum(len(text.encode("utf-8", "replace")) for text in texts) // self._token_bytes)
+
+    def check_least_tokens(self, *texts: str) -> None:
+        """Raise for texts that cannot fit, before they are tokenized, which may take seconds."""
+        if (least := self.least_tokens(*texts)) > self.max_len:
+            raise self._too_long(f"the prompt has at least {least} tokens", "shorten it")
 
     def end_of_turn(self) -> tuple[int, ...]:
         """Return the token that ends a reply in a chat."""

@@ -2,61 +2,25 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import socket
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from types import FrameType
-from typing import Any
 
-import h11
 import uvicorn
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from glasshouse.errors import InputError
+from glasshouse.errors import GlasshouseError, InputError
+from glasshouse.serve.access_log import AccessLog
 from glasshouse.serve.api import Api, Limits
 from glasshouse.serve.app import make_app
-from glasshouse.serve.gate import MAX_HEADER_BYTES, Gate, Keys
+from glasshouse.serve.gate import Gate, Keys
 from glasshouse.serve.look import Look
 from glasshouse.serve.served_model import ServedModel
-from glasshouse.web import host_headers, is_loopback, listen, url_host
+from glasshouse.web import Log, host_headers, http_config, is_loopback, listen, url_host
 
-HEADER_TIMEOUT = 10.0  # seconds for a client to send its headers; uvicorn has no limit of its own
-KEEP_ALIVE = 30  # seconds that an idle connection stays open
-MAX_CONNECTIONS = 2000
 WILDCARDS = ("0.0.0.0", "::", "")
-
-
-class _Protocol(H11Protocol):
-    """Closes a connection whose headers do not come in time (slow-loris)."""
-
-    _deadline: asyncio.TimerHandle | None = None
-
-    def connection_made(self, transport: Any) -> None:  # noqa: ANN401 - asyncio's transport, as uvicorn types it
-        super().connection_made(transport)
-        self._set_deadline()
-
-    def data_received(self, data: bytes) -> None:
-        super().data_received(data)
-        if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
-            self._set_deadline()  # part of the headers
-        else:
-            self._clear_deadline()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._clear_deadline()
-        super().connection_lost(exc)
-
-    def _set_deadline(self) -> None:
-        if self._deadline is None:
-            self._deadline = self.loop.call_later(HEADER_TIMEOUT, self.transport.close)
-
-    def _clear_deadline(self) -> None:
-        if self._deadline is not None:
-            self._deadline.cancel()
-            self._deadline = None
 
 
 class _Uvicorn(uvicorn.Server):
@@ -68,6 +32,9 @@ class _Uvicorn(uvicorn.Server):
         self.drain_began: float | None = None
         self.n_requests: Callable[[], int] = lambda: 0
         self.stop_jobs: Callable[[], None] = lambda: None
+        self.has_failed: Callable[[], bool] = lambda: False
+        self.log: Log = Log()
+        self._drain_was_logged = False
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self.drain_began is None:
@@ -82,14 +49,21 @@ class _Uvicorn(uvicorn.Server):
             self.should_exit = True
 
     async def on_tick(self, counter: int) -> bool:
+        self.should_exit = self.should_exit or self.has_failed()
         if self.drain_began is not None:
+            if not self._drain_was_logged:  # not in the handler of a signal, which may interrupt the log itself
+                self._drain_was_logged = True
+                self.log.info("draining", requests=self.n_requests(), seconds=self.drain_seconds)
             late = time.monotonic() - self.drain_began > self.drain_seconds
             self.should_exit = self.should_exit or late or self.n_requests() == 0
         return await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self.log.info("stopping", requests=self.n_requests())
         self.stop_jobs()  # so that their clients get an answer before the connections close
         await super().shutdown(sockets)
+        self.log.info("stopped")
+        self.log.close()  # now: the signal that was caught is sent again
 
 
 class Server:
@@ -121,6 +95,7 @@ class Server:
         limits: Limits | None = None,
         drain_seconds: float = 30.0,
         look: bool = False,
+        log: Log | None = None,
     ) -> None:
         if not models:
             raise InputError("there is no model to serve; give at least one.")
@@ -132,42 +107,37 @@ class Server:
         accepted = Keys(keys)
         self.socket = listen(host, port)
         self.port = self.socket.getsockname()[1]
-        self.api = Api(models, limits or Limits(), look=look)
+        self.api = Api(models, limits or Limits(), look=look, log=log)
         # Behind all interfaces the names are not known; a key is needed there, which no rebound name has.
         hosts = None
         if host not in WILDCARDS or allowed_hosts:
             hosts = host_headers(host, self.port) | {name.lower() for name in allowed_hosts}
             hosts |= {f"{name.lower()}:{self.port}" for name in allowed_hosts}
         app = make_app(self.api, Look(self.api, len(accepted)) if look else None)
-        config = uvicorn.Config(
-            lambda scope, receive, send: self.gate(scope, receive, send),
-            http=_Protocol,
-            ws="none",
-            lifespan="on",
-            log_level="error",
-            access_log=False,
-            server_header=False,
-            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
-            limit_concurrency=MAX_CONNECTIONS,
-            timeout_keep_alive=KEEP_ALIVE,
-            timeout_graceful_shutdown=5,
-            interface="asgi3",
-        )
+        config = http_config(lambda scope, receive, send: self.gate(scope, receive, send), lifespan="on")
         self._uvicorn = _Uvicorn(config, drain_seconds)
         draining = lambda: self._uvicorn.drain_began is not None  # noqa: E731
-        self.gate = Gate(app, accepted, hosts, allowed_origins, draining, has_page=look)
+        access_log = AccessLog(self.api.log, self.api.http_counts, app.routes)
+        self.gate = Gate(app, access_log, accepted, hosts, allowed_origins, draining, has_page=look)
         self._uvicorn.n_requests = lambda: self.gate.n_requests
         self._uvicorn.stop_jobs = self.api.runner.stop
+        self._uvicorn.log = self.api.log
         self.address = f"http://{url_host(host)}:{self.port}"
         self._thread: threading.Thread | None = None
 
     def run(self, started: Callable[[], None] = lambda: None) -> None:
-        """Serve until SIGTERM or Ctrl-C; `started` is called once connections are accepted."""
+        """Serve until SIGTERM or Ctrl-C; `started` is called once connections are accepted.
+
+        Where the thread of the engines has ended by an error, raise one, so that the process ends too.
+        """
+        self._uvicorn.has_failed = lambda: self.api.runner.has_failed
         self.socket.listen()
         started()
         with contextlib.suppress(KeyboardInterrupt):
             self._uvicorn.run(sockets=[self.socket])
         self.close()
+        if self.api.runner.has_failed:
+            raise GlasshouseError(self.api.runner.closed_reason)
 
     def start(self) -> None:
         """Serve in a background thread until `close`, or until `drain` is done."""

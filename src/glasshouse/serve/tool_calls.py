@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any
 
 from glasshouse.config import JsonDict
+from glasshouse.generation.grammar_compiler import JSON_OPTIONS
+from glasshouse.serve import strict_json
 from glasshouse.serve.api_errors import ApiError
-from glasshouse.serve.protocol import Values, joined_text
+from glasshouse.serve.protocol import MAX_GRAMMAR, Values, joined_text
 from glasshouse.serve.served_model import ServedModel
 
 BEGIN, END = "<tool_call>", "</tool_call>"
@@ -71,6 +73,33 @@ def _with_arguments(call: JsonDict, where: str) -> JsonDict:
         name = f"{where}.function.arguments"
         raise ApiError(f"{name} is not the JSON of an object; give one.", param=name, code="invalid_value")
     return {**call, "function": {"name": function["name"], "arguments": arguments}}
+
+
+def call_grammar(values: Values) -> str | None:
+    """Return the grammar of the call that a request asks for by its `tool_choice`; None where it leaves the choice.
+
+    A call is that of one tool, with arguments by its schema.
+    """
+    choice = values.get("tool_choice")
+    if choice in (None, "auto", "none"):
+        return None
+    named = None if choice == "required" else choice["function"]["name"]
+    functions = [tool["function"] for tool in values["tools"]]
+    asked = [one for one in functions if named in (None, one["name"])]
+    if not asked:
+        missing = "there are no tools" if named is None else f"no tool is named {named[:64]!r}"
+        raise ApiError(f"tool_choice asks for a call, but {missing}; give it.", param="tool_choice")
+    begin, end = json.dumps(f"{BEGIN}\n"), json.dumps(f"\n{END}")
+    rules = [f"start: {begin} ({' | '.join(f'call_{number}' for number in range(len(asked)))}) {end}"]
+    for number, function in enumerate(asked):
+        head = json.dumps(f'{{"name": {json.dumps(function["name"])}, "arguments": ', ensure_ascii=False)
+        schema = {"type": "object", **json.loads(function["parameters"] or "{}"), "x-guidance": JSON_OPTIONS}
+        rules += [f'call_{number}: {head} arguments_{number} "}}"', f"arguments_{number}: %json {json.dumps(schema)}"]
+    grammar = "\n".join(rules)
+    if len(grammar) > MAX_GRAMMAR:
+        message = f"the tools have {len(grammar)} characters, but a call can be asked for with {MAX_GRAMMAR} at most"
+        raise ApiError(f"{message}; offer fewer.", param="tools")
+    return grammar
 
 
 class ToolCallParser:
@@ -138,10 +167,7 @@ class ToolCallParser:
 
 
 def _parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value, or None
-    def refuse(constant: str) -> NoReturn:
-        raise ValueError(f"{constant} is not JSON")
-
     try:
-        return json.loads(text, parse_constant=refuse)
+        return strict_json.loads(text)
     except (ValueError, RecursionError):
         return None

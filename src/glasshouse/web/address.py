@@ -1,11 +1,9 @@
-"""What the page and the API server share: a listening socket, the Host headers it answers to, and bounded bodies."""
+"""The address of a server: a listening socket, and the Host headers it answers to."""
 
 from __future__ import annotations
 
 import ipaddress
 import socket
-
-from starlette.requests import Request
 
 from glasshouse.errors import InputError
 
@@ -56,14 +54,3 @@ def host_headers(host: str, port: int) -> set[str]:
     """
     names = {f"{name}:{port}" for name in (*LOOPBACK, url_host(host))}
     return names | {name.removesuffix(":80") for name in names}  # clients omit the default port
-
-
-async def read_body(request: Request, limit: int) -> bytes | None:
-    """Return the body of a request; None if it has more than `limit` bytes."""
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > limit:
-            return None
-    return b"".join(parts)
