@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from glasshouse.errors import InputError
 from glasshouse.inspection.forward_pass import (
     check_full_sequence,
+    columns_of,
     eval_mode,
     final_stack,
     ids_of,
@@ -119,9 +120,10 @@ def attribute(
 ) -> Attribution:
     """Decompose a logit into the contributions of attention heads, feed-forward layers, embedding and biases.
 
-    The logit is that of `token` at `position`; with `incorrect_token`, minus that token's. Each of the three may be
-    one for the batch or one per sequence, [B]; with `tok`, the input may be a text, or several, and a token given
-    as text, such as " the". `neurons` lists the layers whose neurons are attributed one by one.
+    The logit is that of `token` at `position`, counted without padding; with `incorrect_token`, minus that token's.
+    Each of the three may be one for the batch or one per sequence, [B]; with `tok`, the input may be a text, or
+    several, and a token given as text, such as " the". `neurons` lists the layers whose neurons are attributed one
+    by one.
 
     A logit is linear in the outputs added to the residual stream, except for the norms: their mean and scale are
     frozen at those of this forward pass, and the activation in the head of a masked language model at its ratio of
@@ -143,7 +145,8 @@ def attribute(
     prefix, stack = final_stack(whole)
     length, size = ids.shape[1], whole.spec.vocab_size
     neuron_layers = resolve_indices(neurons, len(stack.blocks), "neurons")
-    positions = per_sequence(position, "position", ids, -length, length) % length
+    layout = layout_of(whole, ids, kwargs)
+    positions = columns_of(per_sequence(position, "position", ids, -length, length), layout, "position")
     correct = per_sequence(token_id(token, "token", tok), "token", ids, 0, size)
     incorrect = (
         None
@@ -161,7 +164,6 @@ def attribute(
         def at(site: str) -> Tensor:
             return seen[prefix + site].movedim(-2, 1)[rows, positions - first]
 
-        layout = layout_of(whole, ids, kwargs)
         found = attribute_logit(whole, at, layout, positions, correct, incorrect, neuron_layers)
     return replace(found, ids=ids, tok=tok)
 

@@ -115,6 +115,28 @@ def resolve_indices(indices: Sequence[int] | None, size: int, name: str) -> list
     return [range(size)[one] for one in indices]
 
 
+def columns_of(positions: Tensor, layout: Layout, name: str) -> Tensor:
+    """Return the column of positions [B, ...] that are counted over the real tokens of each sequence, -1 the last.
+
+    >>> ids = torch.tensor([[5, 6, 0], [5, 6, 7]])
+    >>> columns_of(torch.tensor([-1, -1]), make_layout(ids, lengths=torch.tensor([2, 3])), "position")
+    tensor([1, 2])
+    """
+    length = layout.positions.shape[1]
+    if layout.real is None:
+        return positions % length
+    counts = layout.real.sum(1)
+    for number, count in enumerate(counts.tolist()):
+        low, high = (int(edge) for edge in positions[number].aminmax())
+        if low < -count or high >= count:
+            wrong = low if low < -count else high
+            raise InputError(f"{name} is {wrong}, but sequence {number} has {count} tokens without its padding.")
+    among = positions.view(len(counts), -1) % counts[:, None]
+    every = torch.arange(length, device=positions.device)
+    columns = every.where(layout.real, length).sort(1).values  # those of real tokens first
+    return columns.gather(1, among).view(positions.shape)
+
+
 def token_id(token: int | str | Tensor, name: str, tok: Tokenizer | None) -> int | Tensor:
     """Return the id of a token given as text; ids are returned unchanged."""
     if not isinstance(token, str):

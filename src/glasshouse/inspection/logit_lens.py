@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 from glasshouse.inspection.forward_pass import (
     check_full_sequence,
+    columns_of,
     eval_mode,
     final_stack,
     ids_of,
@@ -98,10 +99,11 @@ def lens(
 ) -> Lens:
     """Apply the logit lens: the final norm and the head on the residual stream after every layer.
 
-    Layer 0 is the embedding and the last is the model's own output; only the chosen `layers` and `positions` are
-    computed, a few at a time. The target token at a position is that of `targets` [B, S] (none if negative); by
-    default the next token of the input, or for an encoder the token itself; padding has none. In an encoder-decoder
-    the lens is applied to the decoder. With `tok` the input may be a text, or several, and tokens are drawn as text.
+    Layer 0 is the embedding and the last is the model's own output; only the chosen `layers` and `positions`, which
+    are counted without padding, are computed, a few at a time. The target token at a position is that of `targets`
+    [B, S] (none if negative); by default the next token of the input, or for an encoder the token itself; padding has
+    none. In an encoder-decoder the lens is applied to the decoder. With `tok` the input may be a text, or several,
+    and tokens are drawn as text.
 
     >>> import torch, glasshouse as gh
     >>> from glasshouse.inspection.logit_lens import lens
@@ -122,19 +124,22 @@ def lens(
     if not chosen or not indices:
         raise InputError(f"{'positions' if chosen else 'layers'} is empty, but the lens needs at least one; give it.")
     layout = layout_of(whole, ids, kwargs)
-    target = target_tokens(whole, ids, layout, targets)[:, indices]
+    columns = torch.tensor(indices if positions is None else positions, device=ids.device).expand(len(ids), -1)
+    if positions is not None:
+        columns = columns_of(columns, layout, "positions")
+    target = target_tokens(whole, ids, layout, targets).gather(1, columns)
 
     names = [prefix + name for name in ("embed", *(f"resid_post.{layer}" for layer in range(depth)))]
     with eval_mode(whole):
         # The last layer is recorded after the final norm, as the head receives it.
         sites = [f"{prefix}final" if layer == depth else names[layer] for layer in chosen]
-        vectors = _vectors(whole, given, kwargs, sites, indices)
+        vectors = _vectors(whole, given, kwargs, sites, columns)
         output = apply_lens(whole, vectors, target.expand(vectors.shape[:3]), layout, top_k)
     return Lens(
         *output,
         sites=tuple(names[layer] for layer in chosen),
         positions=tuple(indices),
-        ids=ids[:, indices],
+        ids=ids.gather(1, columns),
         tok=tok,
         label_names=_label_names(whole),
     )
@@ -208,15 +213,16 @@ def _vectors(
     inputs: tuple[Tensor, ...],
     model_kwargs: Mapping[str, Any],
     sites: Sequence[str],
-    indices: Sequence[int],
+    columns: Tensor,
 ) -> Tensor:
-    """Return the normed residual stream at some sites and positions, [site, B, position, D]."""
-    start, stop = min(indices), max(indices) + 1
+    """Return the normed residual stream at some sites and the columns [B, position], [site, B, position, D]."""
+    start, last = (int(edge) for edge in columns.aminmax())
+    stop = last + 1
     with record(model, *(f"{site}[position={start}:{stop}]" for site in sites), stop=True) as seen:
         model(*inputs, **model_kwargs)
     prefix, stack = final_stack(model)
-    picked = torch.tensor(indices, device=inputs[-1].device) - start
-    streams = [seen[site][:, picked] for site in sites]
+    rows = torch.arange(len(columns), device=columns.device)[:, None]
+    streams = [seen[site][rows, columns - start] for site in sites]
     del seen  # it may have many more positions
     # By `forward`, which bypasses hooks: this is not part of a forward pass of the model.
     return torch.stack(
