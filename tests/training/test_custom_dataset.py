@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -10,11 +11,12 @@ import pytest
 import torch
 from runs import losses, weights
 from torch import Tensor
-from torch.utils.data import Dataset, TensorDataset
+from torch.utils.data import Dataset, IterableDataset, TensorDataset
 
 import glasshouse as gh
 from glasshouse import InputError
 from glasshouse.data import Batch, CausalLMDataset, MapDataset
+from glasshouse.data.stream_dataset import StreamDataset
 from glasshouse.errors import StoreError
 from glasshouse.training import Callback, Run, Trainer, train
 
@@ -154,11 +156,23 @@ def test_a_base_without_a_tokenizer_is_trained_on(tmp_path: Path) -> None:
     ("given", "sentence"),
     [
         ("abc.txt", "but it must be a dataset with a length and items"),
-        (iter([[1, 2]]), "but it must be a dataset with a length and items"),
+        (iter([[1, 2]]), "dataset is a list_iterator, a stream, which cannot be split; give a pair of datasets"),
+        (3, "but it must be a dataset with a length and items"),
         (Counting, "but it must be a dataset with a length and items"),
         ([[1, 2]], "the dataset has 1 items, which are too few"),
         ([[1] * 20] * 30, "item .* of the dataset has 19 ids, but data.seq_len is 8; shorten it"),
         ([{"input_ids": [1], "labels": [1]}] * 30, "item .* has input_ids, labels, but it must have ids and targets"),
+        ([[1.0, 2.0, 3.0]] * 30, r"item .* has ids of type torch\.float32, but token ids and labels are integers"),
+        ([[1, True]] * 29 + [([1], [True])], r"item .* has targets of type torch\.bool, but token ids"),
+        ([["a", "b"]] * 30, r"item .* of the dataset has ids that are no numbers"),
+        (
+            [[1, 12, 3]] * 30,
+            "item .* has 12 among its ids, but the model has 12 tokens .* 0 to 11",
+        ),
+        ([[1, -3, 3]] * 30, "item .* has -3 among its ids, but the model has 12 tokens in its vocabulary"),
+        ([([1, 2], [3, 99])] * 30, "item .* has 99 among its targets, .* from 0 to 11, or -100"),
+        ((iter([]), Counting()), "the dataset has no items after 0; give an iterable with items"),
+        (([([1, 2], [3])] * 2, [[1, 2]] * 3), r"item .* has ids of shape \[2\] and targets of shape \[1\], but"),
         ([([1, 2], [3])] * 30, r"item .* has ids of shape \[2\] and targets of shape \[1\], but"),
     ],
 )
@@ -185,3 +199,92 @@ def test_a_loss_of_ones_own_gets_its_batches(tmp_path: Path) -> None:
 
     train(run(tmp_path, steps=2), progress=False, dataset=Counting(), objective=loss)
     assert shapes
+
+
+# Streams
+
+
+class Stream(IterableDataset[list[int]]):
+    """The same sequences one after the other, from where the state says, in another order each epoch."""
+
+    def __init__(self, count: int = 50) -> None:
+        self.count, self.at, self.epoch = count, 0, 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while self.at < self.count:
+            self.at += 1
+            yield Counting()[(self.at * 7 + self.epoch) % self.count]
+        self.at = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+
+class Saved(Stream):
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at, "epoch": self.epoch}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at, self.epoch = state["at"], state["epoch"]
+
+
+def test_samples_of_a_stream_are_its_items_in_order() -> None:
+    expected = [item for epoch in range(3) for item in _epoch(epoch)]
+    for size in (1, 7, 64):  # 64 is more than an epoch
+        stream = StreamDataset(Saved())
+        for start in range(0, 120, size):
+            batch = stream.batch(range(start, start + size))
+            rows = [row[:n] for row, n in zip(batch.ids, _lengths(batch), strict=True)]
+            assert [row.tolist() for row in rows] == [item[:-1] for item in expected[start : start + size]]
+            state = stream.state_at(start + size)
+            again = StreamDataset(Saved())
+            again.seek(start + size, state)
+            after = again.batch([start + size])
+            assert after.ids[0].tolist() == expected[start + size][:-1]
+
+
+def _epoch(epoch: int) -> list[list[int]]:
+    stream = Stream()
+    stream.set_epoch(epoch)
+    return list(stream)
+
+
+def _lengths(batch: Batch) -> list[int]:
+    return [batch.ids.shape[1]] * len(batch) if batch.lengths is None else batch.lengths.tolist()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_stream_is_trained_on_and_resumed_where_it_was(workers: int, tmp_path: Path) -> None:
+    choices = {"schedule": "constant", "save_every": 3, "steps": 20, "workers": workers}
+    train(run(tmp_path, "whole", **choices), progress=False, dataset=(Saved(), Counting(6)))
+    train(run(tmp_path, **choices), progress=False, dataset=(Saved(), Counting(6)), callbacks=[Stop()])
+    result = train(run(tmp_path, **choices), progress=False, dataset=(Saved(), Counting(6)))
+    assert losses(tmp_path) == losses(tmp_path, "whole")
+    assert all(
+        one.equal(other)
+        for one, other in zip(weights(tmp_path).values(), weights(tmp_path, "whole").values(), strict=True)
+    )
+    assert result.report.n_items == 6
+
+
+def test_a_stream_without_state_is_not_resumed(tmp_path: Path) -> None:
+    choices = {"schedule": "constant", "save_every": 3}
+    train(run(tmp_path, **choices), progress=False, dataset=(Stream(), iter([[1, 2, 3]])), callbacks=[Stop()])
+    assert len(losses(tmp_path)) == 3
+    with pytest.raises(InputError, match=r"goes on at item \d+ of Stream, .* give it state_dict and load_state"):
+        train(run(tmp_path, **choices), progress=False, dataset=(Stream(), iter([[1, 2, 3]])))
+
+
+def test_epochs_of_a_stream_need_a_length(tmp_path: Path) -> None:
+    given = run(tmp_path, steps=None, epochs=2.0)
+    with pytest.raises(InputError, match=r"a stream without a length; give train\.steps instead of train\.epochs"):
+        train(given, progress=False, dataset=(Stream(), Counting(6)))
+
+
+def test_a_state_that_cannot_be_saved_is_refused(tmp_path: Path) -> None:
+    class Odd(Saved):
+        def state_dict(self) -> dict[str, Any]:
+            return {"at": torch.tensor(1)}
+
+    with pytest.raises(InputError, match=r"state_dict\(\) of the dataset cannot be saved .* return numbers, texts"):
+        train(run(tmp_path), progress=False, dataset=(Odd(), Counting(6)))

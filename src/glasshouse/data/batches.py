@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 from collections import deque
 from collections.abc import Generator, Sequence
@@ -10,6 +11,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from glasshouse.data.batch import Batch
+from glasshouse.data.stream_dataset import StreamDataset
 from glasshouse.errors import InputError
 
 
@@ -97,6 +99,11 @@ class Batches:
         if not 0 <= step < len(self):
             raise IndexError(f"step is {step}, but the first epoch has steps 0 to {len(self) - 1}; see Batches.at.")
         return self.at(step)
+
+    def epochs(self, steps: int) -> float:
+        """Return how many epochs this many steps are; NaN for a stream without a length."""
+        known = not isinstance(self.samples, StreamDataset) or self.samples.size is not None
+        return steps * self.batch_size / max(1, len(self.samples)) if known else math.nan
 
     def sample_indices(self, step: int) -> range:
         """Return the sample indices of a step for this process."""

@@ -41,6 +41,7 @@ class MapDataset:
         self, items: Items, *, start: int = 0, stop: int | None = None, max_len: int | None = None, seed: int = 0
     ) -> None:
         self.items, self.max_len = items, max_len
+        self.limits: dict[str, int] = {}  # the number of values that a field can have, once the model is known
         self.start, self.stop = start, len(items) if stop is None else stop
         if self.stop <= self.start:
             raise InputError(f"the dataset has {len(items)} items, which are too few; give more.")
@@ -56,49 +57,75 @@ class MapDataset:
 
     def batch(self, indices: Sequence[int]) -> Batch:
         """Return the samples with these indices, padded on the right to the longest."""
-        rows = [self._fields(number) for number in self.numbers(indices)]
-        ids, lengths = _pad([row["ids"] for row in rows])
-        given = [row["targets"] for row in rows]
-        targets = torch.stack(given) if given[0].dim() == 0 else _pad(given, IGNORE_INDEX)[0]
-        mask = targets != IGNORE_INDEX
-        source, source_lengths = _pad([row["source"] for row in rows]) if "source" in rows[0] else (None, None)
-        return Batch(
-            ids,
-            targets.masked_fill(~mask, 0),
-            mask,
-            lengths=None if int(lengths.min()) == ids.shape[1] else lengths,  # attention without padding is faster
-            source=source,
-            source_lengths=source_lengths,
-        )
+        return collate([fields_of(self.items[one], one, self.max_len, self.limits) for one in self.numbers(indices)])
 
     def origin(self, index: int) -> str:
         """Describe where in the dataset a sample comes from."""
         return f"item {self.numbers([index])[0]}"
 
-    def _fields(self, number: int) -> dict[str, Tensor]:
-        """Return the fields of an item, after checking them."""
-        item = self.items[number]
-        if not isinstance(item, Mapping):
-            pair = isinstance(item, tuple) and len(item) == 2
-            item = dict(zip(FIELDS, item if pair else (item[:-1], item[1:]), strict=False))
-        if not {"ids", "targets"} <= item.keys() <= {*FIELDS}:
+
+def fields_of(item: Any, number: int, max_len: int | None, limits: Mapping[str, int]) -> dict[str, Tensor]:  # noqa: ANN401
+    """Return the fields of an item, after checking them; `limits` has the number of values that a field can have."""
+    if not isinstance(item, Mapping):
+        pair = isinstance(item, tuple) and len(item) == 2
+        item = dict(zip(FIELDS, item if pair else (item[:-1], item[1:]), strict=False))
+    if not {"ids", "targets"} <= item.keys() <= {*FIELDS}:
+        raise InputError(
+            f"item {number} of the dataset has {', '.join(map(str, item))}, but it must have ids and targets, "
+            "and source for an encoder-decoder."
+        )
+    fields = {name: _integers(value, name, number) for name, value in item.items()}
+    ids, targets = fields["ids"], fields["targets"]
+    if ids.dim() != 1 or not len(ids) or targets.dim() > 1 or (targets.dim() == 1 and len(targets) != len(ids)):
+        raise InputError(
+            f"item {number} of the dataset has ids of shape {list(ids.shape)} and targets of shape "
+            f"{list(targets.shape)}, but it must have as many targets as ids, or one label."
+        )
+    if max_len is not None and len(ids) > max_len:
+        raise InputError(
+            f"item {number} of the dataset has {len(ids)} ids, but data.seq_len is {max_len}; shorten it, "
+            "or raise data.seq_len."
+        )
+    for name, count in limits.items():
+        values = fields.get(name, ids)
+        wrong = values[(values < 0) & ~((values == IGNORE_INDEX) & (name == "targets")) | (values >= count)]
+        if wrong.numel():
+            kind = "classes" if name == "targets" and count != limits["ids"] else "tokens in its vocabulary"
             raise InputError(
-                f"item {number} of the dataset has {', '.join(map(str, item))}, but it must have ids and targets, "
-                "and source for an encoder-decoder."
+                f"item {number} of the dataset has {int(wrong.flatten()[0])} among its {name}, but the model has "
+                f"{count} {kind}; give numbers from 0 to {count - 1}{', or -100' if name == 'targets' else ''}."
             )
-        fields = {name: torch.as_tensor(value).long() for name, value in item.items()}
-        ids, targets = fields["ids"], fields["targets"]
-        if ids.dim() != 1 or not len(ids) or targets.dim() > 1 or (targets.dim() == 1 and len(targets) != len(ids)):
-            raise InputError(
-                f"item {number} of the dataset has ids of shape {list(ids.shape)} and targets of shape "
-                f"{list(targets.shape)}, but it must have as many targets as ids, or one label."
-            )
-        if self.max_len is not None and len(ids) > self.max_len:
-            raise InputError(
-                f"item {number} of the dataset has {len(ids)} ids, but data.seq_len is {self.max_len}; shorten it, "
-                "or raise data.seq_len."
-            )
-        return fields
+    return fields
+
+
+def _integers(value: Any, name: str, number: int) -> Tensor:  # noqa: ANN401 - as the item has it
+    try:
+        tensor = torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise InputError(f"item {number} of the dataset has {name} that are no numbers ({error}).") from None
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise InputError(
+            f"item {number} of the dataset has {name} of type {tensor.dtype}, but token ids and labels are integers; "
+            "convert them."
+        )
+    return tensor.long()
+
+
+def collate(rows: Sequence[Mapping[str, Tensor]]) -> Batch:
+    """Return items as a batch, padded on the right to the longest."""
+    ids, lengths = _pad([row["ids"] for row in rows])
+    given = [row["targets"] for row in rows]
+    targets = torch.stack(given) if given[0].dim() == 0 else _pad(given, IGNORE_INDEX)[0]
+    mask = targets != IGNORE_INDEX
+    source, source_lengths = _pad([row["source"] for row in rows]) if "source" in rows[0] else (None, None)
+    return Batch(
+        ids,
+        targets.masked_fill(~mask, 0),
+        mask,
+        lengths=None if int(lengths.min()) == ids.shape[1] else lengths,  # attention without padding is faster
+        source=source,
+        source_lengths=source_lengths,
+    )
 
 
 def _pad(rows: Sequence[Tensor], value: int = 0) -> tuple[Tensor, Tensor]:

@@ -62,7 +62,8 @@ class Custom:
         if unknown := [one for one in self.callbacks if not isinstance(one, Callback)]:
             raise InputError(f"callbacks has {unknown[0]!r}, but each must be a gh.training.Callback.")
         for one in self._datasets:
-            if isinstance(one, type) or not hasattr(one, "__len__") or not (ITEMS & {*dir(one)}):
+            has_items = hasattr(one, "__len__") and ITEMS & {*dir(one)}
+            if isinstance(one, type | str) or not (has_items or is_stream(one)):
                 raise InputError(f"dataset is {one!r}, but it must be {WANTED['dataset']}.")
         for name in ("objective", "optimizer"):
             given = getattr(self, name)
@@ -115,9 +116,23 @@ class Custom:
         return made
 
 
+def is_stream(dataset: object) -> bool:
+    """Whether a dataset can only be iterated, as torch's IterableDataset.
+
+    >>> is_stream(iter([])), is_stream([])
+    (True, False)
+    """
+    from torch.utils.data import IterableDataset
+
+    if isinstance(dataset, IterableDataset):  # which inherits __getitem__, and raises there
+        return True
+    return hasattr(dataset, "__iter__") and not ITEMS & {*dir(dataset)}
+
+
 ITEMS = {"__getitem__", "batch"}  # a dataset of torch, or of `glasshouse.data`
 WANTED = {
-    "dataset": "a dataset with a length and items, such as torch's, or a pair of them for training and validation",
+    "dataset": "a dataset with a length and items, such as torch's, or a pair of them for training and validation, "
+    "of which the first may be an iterable",
     "objective": "an Objective or a loss function of model, batch and label smoothing",
     "optimizer": "a function that takes the model and returns a torch.optim.Optimizer",
 }

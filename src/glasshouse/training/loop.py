@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from glasshouse.config import JsonDict
 from glasshouse.data import Batch
+from glasshouse.data.stream_dataset import StreamDataset
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.training.custom import Callback
 from glasshouse.training.optimizer import set_lr
@@ -134,6 +135,8 @@ class Trainer:
                 prefetched.close()
 
     def _prefetched(self, start: int) -> Generator[Batch]:
+        if isinstance(stream := self.setup.batches.samples, StreamDataset):
+            stream.seek(start * self.setup.batches.batch_size, self.state.stream)
         if workers := self.setup.run.train.workers:
             return self.setup.batches.iterate(start, workers=workers)
         return (self.setup.batches.at(number) for number in itertools.count(start))
@@ -204,7 +207,7 @@ class Trainer:
         on_gpu = self.setup.device.type == "cuda"  # elsewhere it is that of the whole process
         return _as_json(
             {
-                "epoch": (launched.number + 1) * batches.batch_size / len(batches.samples),
+                "epoch": batches.epochs(launched.number + 1),
                 "loss": outcome.loss,
                 "lr": launched.lr,
                 "grad_norm": outcome.grad_norm,
@@ -244,7 +247,7 @@ class Trainer:
     def save_checkpoint(self) -> None:
         """Write probes and samples, then save; a run resumed from there does not repeat them."""
         self._log_checkpoint()
-        self.setup.checkpointer.save()
+        self._save()
         for callback in self.callbacks:
             callback.on_checkpoint(self, self.state.step)
         self.setup.throughput.exclude_elapsed()
@@ -264,6 +267,11 @@ class Trainer:
         if (pending := self.state.pending_metrics) is not None:
             self.write_metrics()
             self.state.pending_metrics = pending  # its validation was interrupted, and is repeated
+        self._save()
+
+    def _save(self) -> None:
+        if isinstance(stream := self.setup.batches.samples, StreamDataset):
+            self.state.stream = stream.state_at(self.state.next_batch * self.setup.batches.batch_size)
         self.setup.checkpointer.save()
 
 

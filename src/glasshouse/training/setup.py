@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from glasshouse import device as machine
 from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
-from glasshouse.models import Model
+from glasshouse.models import Model, count_parameters
 from glasshouse.objectives import Objective, find_objective
 from glasshouse.objectives.registry import model_objective
 from glasshouse.training import model_setup
@@ -122,7 +123,8 @@ def make_setup(
         reporter.stage("preparing the objective", 0, 0)
         objective = custom.with_loss(objective.prepare(model, datasets.train, length))
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
-    steps, schedule = choice.planned(len(batches.samples), batches.batch_size)
+    samples = 0 if choice.epochs is None else len(batches.samples)  # which a stream may not have
+    steps, schedule = choice.planned(samples, batches.batch_size)
     if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
         reporter.log(
             f"the warm-up is shortened from {choice.schedule.warmup} steps to {schedule.warmup}, as train.epochs of "
@@ -150,7 +152,7 @@ def make_setup(
     ema = EMA(model, choice.ema) if choice.ema else None
     layout = SINGLE
     if processes.is_parallel:
-        layout = choose_run_layout(choice.parallel, processes, spec.count_parameters(model.spec), device)
+        layout = choose_run_layout(choice.parallel, processes, count_parameters(model.spec), device)
     grad_accum = 1 if objective.whole_batch else choice.grad_accum
     grad_accum = grad_accum or estimate_grad_accum(
         model,
@@ -233,6 +235,7 @@ def _make_data(
 
     share = {"rank": processes.data_rank, "world_size": processes.data_size}
     if isinstance(datasets, CustomDatasets):
+        datasets.limit(s)
         return datasets.batches(run.train.batch_tokens, **share), datasets.validation
     batch_size = objective.samples_for_tokens(datasets.train, run.train.batch_tokens, run.data.seq_len)
     batches = Batches(make(datasets.train, batch_size), batch_size, **share)
@@ -296,6 +299,7 @@ def describe(setup: Setup) -> list[str]:
     of_which = "" if trainable == total else f", {trainable:,} of them trainable"
     source = f", from {run.model.source}" if isinstance(run.model, Pretrained) else ""
     samples, batch_size = setup.batches.samples, setup.batches.batch_size
+    epochs = "" if math.isnan(number := setup.batches.epochs(setup.steps)) else f": {number:,.2f} epochs"
     noun = "sequence" if setup.objective.sequences_per_sample == 1 else "pair"
     too_long = getattr(samples, "n_too_long", 0)
     longer = f"; {too_long:,} items longer than data.seq_len dropped" if too_long else ""
@@ -311,8 +315,7 @@ def describe(setup: Setup) -> list[str]:
         f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
         f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if setup.train_step.compiled else ''}",
         *([f"loss     {_describe_objective(setup)}"] if run.train.objective else []),
-        f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in "
-        f"{_count(batch_size, noun)}: {setup.steps * batch_size / max(1, len(samples)):,.2f} epochs",
+        f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in {_count(batch_size, noun)}{epochs}",
     ]
 
 
