@@ -72,9 +72,10 @@ def logged(folder: Path, file: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / file).read_text().splitlines()]
 
 
-@pytest.mark.long
 @pytest.mark.parametrize(
-    "chosen", [("ema", "tensor", "lora"), pytest.param(("patience", "seq2seq"), marks=pytest.mark.long)], ids=",".join
+    "chosen",
+    [("ema",), *(pytest.param(one, marks=pytest.mark.long) for one in (("tensor", "lora"), ("patience", "seq2seq")))],
+    ids=",".join,
 )
 def test_runs_in_two_processes_equal_those_in_one(chosen: tuple[str, ...], data_folder: Path, tmp_path: Path) -> None:
     every = runs(data_folder)
