@@ -29,6 +29,7 @@ from glasshouse.cli import stdin_prompts as by_line
 from glasshouse.cli import streaming
 from glasshouse.models.prompt import end_of_turn_ids
 from glasshouse.models.surgery import with_draft_heads
+from glasshouse.text.chat_tokens import with_chat_template
 
 TEXT = "to be or not to be, that is the question:\nwhether 'tis nobler in the mind to suffer the slings and arrows\n"
 PROMPT = "to be or not to be"
@@ -54,7 +55,7 @@ class House:
 @pytest.fixture(scope="module")
 def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     folder = tmp_path_factory.mktemp("models")
-    tok = gh.Tokenizer.train(texts=[TEXT] * 3, vocab_size=300)
+    tok = with_chat_template(gh.Tokenizer.train(texts=[TEXT] * 3, vocab_size=300))
     specs = {
         "decoder": gh.preset("tiny-decoder", vocab_size=300, max_len=4000, start_id=0, end_ids=[0]),
         "short": gh.preset("tiny-decoder", vocab_size=300, max_len=64),  # no start_id, and no end
@@ -776,7 +777,7 @@ def test_help_needs_no_torch_and_shows_defaults_units_and_an_example() -> None:
             ["decoder", "hi", "--chat", "--n", "2", "--temperature", "1"],
             "n is 2, but a chat has one reply per message",
         ),
-        (["plain", "hi", "--chat"], "has no chat template, so it cannot chat; leave out --chat."),
+        (["plain", "hi", "--chat"], "it was not trained on conversations; leave out --chat, or fine-tune it by"),
         (["seq2seq", "hi", "--chat"], "is an encoder-decoder, so it cannot chat; leave out --chat."),
         (["encoder", "hi"], "the model is of type Encoder"),
         (["wordless", "hi"], "this model has no tokenizer; enter token ids separated by spaces, such as 5 7 11."),

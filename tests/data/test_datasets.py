@@ -367,7 +367,8 @@ def test_only_answers_carry_loss(chat: gh.data.Corpus, tok: gh.Tokenizer) -> Non
         said = [message["content"] for message in conversations[item] if message["role"] == "assistant"]
         learned = tok.decode(batch.targets[row][batch.loss_mask[row]])
         assert learned == "".join(f"{text}<|end|>" for text in said)
-        assert batch.ids[row, : batch.lengths[row]].tolist() == tok.encode_chat(conversations[item]).ids[:-1]
+        ids = chat.tokenizer.encode_chat(conversations[item]).ids
+        assert batch.ids[row, : batch.lengths[row]].tolist() == ids[:-1]
 
 
 def test_a_long_answer_is_an_answer_to_its_end(tmp_path: Path, tok: gh.Tokenizer) -> None:
@@ -383,7 +384,7 @@ def test_a_conversation_is_one_token_longer_than_its_input(tmp_path: Path, tok: 
     messages = [{"role": "user", "content": "2 + 2?"}, {"role": "assistant", "content": "4"}]
     (tmp_path / "a.jsonl").write_text(json.dumps({"messages": messages}))
     corpus = gh.data.prepare(tmp_path / "a.jsonl", tok, tmp_path / "corpus", kind="chat")
-    length = len(tok.encode_chat(messages).ids) - 1  # the last token is a target alone
+    length = len(corpus.tokenizer.encode_chat(messages).ids) - 1  # the last token is a target alone
     assert ChatDataset(corpus, 1, max_len=length).batch([0]).ids.shape == (1, length)
     with pytest.raises(InputError, match=f"0 items have at most {length - 1} tokens"):
         ChatDataset(corpus, 1, max_len=length - 1)

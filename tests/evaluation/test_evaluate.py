@@ -364,7 +364,7 @@ def test_the_last_answer_of_a_conversation(tok: gh.Tokenizer, tmp_path: Path) ->
     report = gh.evaluate(model.eval(), tok, corpus, batch_size=3)
     costs = []
     for messages in chats:
-        ids, answer = tok.encode_chat(messages)
+        ids, answer = corpus.tokenizer.encode_chat(messages)
         costs += [cost(model, ids[:at], answer=ids[at]) for at in range(1, len(ids)) if answer[at]]
     check(report, costs)
     assert report.metrics["exact_match"] == 1

@@ -19,6 +19,7 @@ from test_page import CONTROLS, NAMELESS
 import glasshouse as gh
 from glasshouse.serve import ServedModel, Server
 from glasshouse.serve.kept_answers import KeptChoice
+from glasshouse.text.chat_tokens import with_chat_template
 
 KEY = "a-key-of-enough-characters"
 SCREENS = [
@@ -49,9 +50,8 @@ def changed(decoder: Trained) -> gh.models.Model:
 
 @pytest.fixture(scope="module")
 def server(decoder: Trained, changed: gh.models.Model) -> Iterator[Server]:
-    model, tok = decoder
-    plain = copy.copy(tok)
-    plain.chat_template = None
+    model, plain = decoder
+    tok = with_chat_template(plain)
     joy = gh.steering_vector(model, tok, ["the bird sang"], ["the cat sat"], site="resid_post.1")
     models = [("poet", model, tok), ("tuned", changed, tok)]
     steered = ServedModel("plain", model, plain, slots=2, steering={"joy": joy})
@@ -130,7 +130,9 @@ def test_a_token_opens_and_branches(server: Server, visit: Open, decoder: Traine
     assert list(choice.ids) == before
     assert (
         list(choice.prompt)
-        == decoder[1].encode_chat([{"role": "user", "content": "the cat sat on"}], add_generation_prompt=True).ids
+        == with_chat_template(decoder[1])
+        .encode_chat([{"role": "user", "content": "the cat sat on"}], add_generation_prompt=True)
+        .ids
     )
     draw = choice.draws[3]
     bars = page.get_by_test_id("drawn").locator("[role=listitem]")

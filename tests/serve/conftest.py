@@ -9,6 +9,7 @@ import torch
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
+from glasshouse.text.chat_tokens import with_chat_template
 
 openai = pytest.importorskip("openai")
 
@@ -19,7 +20,7 @@ WORDS = TEXT.split()
 
 @pytest.fixture(scope="session")
 def tok() -> gh.Tokenizer:
-    return gh.Tokenizer.train(texts=[TEXT], vocab_size=300)
+    return with_chat_template(gh.Tokenizer.train(texts=[TEXT], vocab_size=300))
 
 
 @pytest.fixture(scope="session")

@@ -196,6 +196,13 @@ def test_a_conversation_by_hand() -> None:
     ]
 
 
+def test_a_developer_is_the_system() -> None:
+    asked = [{**SYSTEM, "role": "developer"}, HELLO]
+    assert segments(DEFAULT_TEMPLATE, asked, special=OURS) == segments(
+        DEFAULT_TEMPLATE, [SYSTEM, HELLO], special=OURS
+    )
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 @pytest.mark.parametrize("messages", [CHAT, [SYSTEM, *CHAT], [HELLO], CHAT[:3], [SYSTEM, HELLO, HI]], ids=len)
 @pytest.mark.parametrize("prompt", [False, True])
@@ -558,7 +565,8 @@ def test_answers_contain_the_assistant_tokens(contents: list[str], name: str) ->
 
 CONTENT = "as its content; give a string or a list of parts."
 JSON = "give strings, numbers, lists and dictionaries."
-OTHER = "the chat template refuses these messages: it supports only text messages from system, user and assistant."
+OTHER = "the chat template refuses these messages: it supports only text messages from "
+OTHER += "system (or developer), user and assistant."
 
 
 @pytest.mark.parametrize(

@@ -530,7 +530,7 @@ def test_wrong_sizes_are_found_before_data_are_prepared(
 def test_a_model_without_a_tokenizer_never_gets_a_new_one(data_folder: Path, put_run: PutRun) -> None:
     put_run("base", steps=1)
     shutil.copytree(data_folder / "base" / "model", data_folder / "bare")
-    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"):
+    for name in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
         (data_folder / "bare" / name).unlink()
     settings = table(data_folder, lr=1e-9)
     settings["model"] = {"from": str(data_folder / "bare")}

@@ -162,11 +162,14 @@ def generate(
     found, tok = _load(model, revision, ignore, where)
     speculator = _speculator(found if draft_heads else None, draft_model, prompt_lookup, where)
     translates = isinstance(found, gh.models.Seq2Seq)
-    if chat and (translates or tok is None or tok.chat_template is None):
-        kind = (
-            "is an encoder-decoder" if translates else "has no tokenizer" if tok is None else "has no chat template"
-        )
+    if chat and (translates or tok is None):
+        kind = "is an encoder-decoder" if translates else "has no tokenizer"
         raise gh.InputError(f"{model!r} {kind}, so it cannot chat; leave out --chat.")
+    if chat and tok is not None and tok.chat_template is None:
+        raise gh.InputError(
+            f"{model!r} has no chat template: it was not trained on conversations; leave out --chat, or fine-tune it "
+            f"by `glasshouse train finetune-chat model.from={model}`."
+        )
     prompt_bytes = b"" if prompt is None else os.fsencode(prompt)  # as typed, also if not UTF-8
     many = chat or prompt == LINES
     if many:

@@ -247,8 +247,7 @@ class PreferenceDataset(_BucketedDataset):
     >>> folder = tempfile.mkdtemp()
     >>> pair = {"prompt": "2 + 2 =", "chosen": " 4", "rejected": " 5"}
     >>> _ = Path(folder, "a.jsonl").write_text(json.dumps(pair))
-    >>> tok = gh.Tokenizer.train(texts=["x"], vocab_size=263)
-    >>> tok.chat_template = None
+    >>> tok = gh.Tokenizer.train(texts=["x"], vocab_size=257, special_tokens={"eos": "<|endoftext|>"})
     >>> corpus = gh.data.prepare(f"{folder}/a.jsonl", tok, f"{folder}/ids", kind="preferences")
     >>> batch = PreferenceDataset(corpus, 1, max_len=16).batch([0])
     >>> [tok.decode(row[mask]) for row, mask in zip(batch.answers, batch.answer_mask)]

@@ -15,6 +15,7 @@ from glasshouse.data.parts import check_part, id_dtype, part_folder, part_range
 from glasshouse.data.shards import PROGRESS, SHARD_TOKENS, ShardWriter, write_errors
 from glasshouse.errors import StoreError
 from glasshouse.text import Tokenizer
+from glasshouse.text.chat_tokens import with_chat_template
 from glasshouse.text.prefetch import prefetch_map
 from glasshouse.text.sources import MAX_CHUNK_BYTES, Chunk, Errors, Record, file_size
 from glasshouse.text.sources.file import read_errors
@@ -62,6 +63,8 @@ def prepare(
         check_part(part)
     columns = (columns,) if isinstance(columns, str) else tuple(columns)
     reader = open_reader(source, kind=kind, columns=columns, split=split, separator=separator, errors=errors)
+    if reader.kind in TEMPLATED:
+        tokenizer = with_chat_template(tokenizer)
     folder = Path(folder)
     units = (0, len(reader.sizes))
     if part is not None:

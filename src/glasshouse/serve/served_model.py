@@ -103,7 +103,9 @@ class ServedModel:
         """Return the ids of a conversation, up to where the reply begins."""
         if not self.chats or self.tok is None:
             raise ApiError(
-                f"{self.name!r} has no chat template, so it cannot chat; use /v1/completions.", param="model"
+                f"{self.name!r} has no chat template: it was not trained on conversations; use /v1/completions, or "
+                "fine-tune it by `glasshouse train finetune-chat`.",
+                param="model",
             )
         return self.tok.encode_chat(messages, add_generation_prompt=add_generation_prompt, tools=tools).ids
 

@@ -26,10 +26,11 @@ Message = Mapping[str, Any]
 MESSAGE_ROLES = ("system", "user", "assistant", "tool", "developer")
 DEFAULT_TEMPLATE = """\
 {% for message in messages %}
-{% if message.role not in ["system", "user", "assistant"] or message.content is not string %}
-{{ raise_exception("it supports only text messages from system, user and assistant") }}
+{% set role = "system" if message.role == "developer" else message.role %}
+{% if role not in ["system", "user", "assistant"] or message.content is not string %}
+{{ raise_exception("it supports only text messages from system (or developer), user and assistant") }}
 {% endif %}
-{{ "<|" + message.role + "|>" + message.content + "<|end|>" }}
+{{ "<|" + role + "|>" + message.content + "<|end|>" }}
 {%- endfor %}
 {% if add_generation_prompt %}{{ "<|assistant|>" }}{% endif %}"""
 

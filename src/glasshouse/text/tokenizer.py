@@ -19,7 +19,7 @@ from glasshouse.errors import InputError, StoreError
 from glasshouse.text import corpus_encoder, tokenizer_training
 from glasshouse.text.bpe import Pair
 from glasshouse.text.byte_level import unicode_to_bytes
-from glasshouse.text.chat_template import DEFAULT_TEMPLATE, EncodedChat, Message, segments
+from glasshouse.text.chat_template import EncodedChat, Message, segments
 from glasshouse.text.corpus_encoder import CorpusEncoder
 from glasshouse.text.pretokenizer import MAX_WORDS
 from glasshouse.text.tokenizer_folder import TOKENIZER, TokenizerFiles, parse, refuse_code
@@ -152,10 +152,7 @@ class Tokenizer:
             raise InputError("training needs either files or texts; give one of them.")
         table = tokenizer_training.train(stream, vocab_size, pattern, special_tokens, max_words, progress)
         roles = {role: token for role, token in special_tokens.items() if role in SPECIAL_TOKEN_ROLES}
-        tokenizer = cls(table, {}, {}, roles)
-        if tokenizer_training.has_chat_tokens(special_tokens):
-            tokenizer.chat_template = DEFAULT_TEMPLATE
-        return tokenizer
+        return cls(table, {}, {}, roles)
 
     def save(self, folder: str | Path) -> None:
         """Write the files that transformers loads too; each is written atomically."""
@@ -209,8 +206,8 @@ class Tokenizer:
         """
         if self.chat_template is None:
             raise InputError(
-                "the tokenizer has no chat template; set chat_template, for example to "
-                "gh.text.chat_template.DEFAULT_TEMPLATE."
+                "the tokenizer has no chat template: its model was not trained on conversations; set "
+                "tok.chat_template, or give a tokenizer that has one."
             )
         special = {self._vocabulary.tokens[number]: number for number in self.special_ids}
         result = EncodedChat([], [])

@@ -26,7 +26,6 @@ DEFAULT_SPECIAL_TOKENS: Mapping[str, str] = {
     "end": "<|end|>",
 }
 
-CHAT_TOKENS = ("system", "user", "assistant", "end")  # used by chat_template.DEFAULT_TEMPLATE
 
 ProgressCallback = Callable[[str, int, int], None]  # stage, done, total
 
@@ -58,11 +57,6 @@ def read_texts(
         progress("reading", done, total)
 
     return (chunk.text for chunk in sources.read_chunks(found, column=column, errors=errors, on_bytes=on_bytes))
-
-
-def has_chat_tokens(special_tokens: Mapping[str, str]) -> bool:
-    """Whether the special tokens include those of the default chat template."""
-    return {special_tokens.get(key) for key in CHAT_TOKENS} == {DEFAULT_SPECIAL_TOKENS[key] for key in CHAT_TOKENS}
 
 
 def train(

@@ -13,6 +13,7 @@ from glasshouse import data, store
 from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST, Corpus, Kind, train_size, validation_mask
 from glasshouse.data.dataset_reader import DatasetReader, open_reader
+from glasshouse.data.preparation import TEMPLATED
 from glasshouse.errors import InputError
 from glasshouse.hub.model_folder import TOKENIZER
 from glasshouse.text import Tokenizer, sources
@@ -52,6 +53,8 @@ def prepare_datasets(choice: Data, folder: Path, known: Tokenizer | None, progre
         raise InputError(
             f"all labels are {train.labels[0]!r}, so there is nothing to classify; give data with two or more labels."
         )
+    if train.kind in TEMPLATED and tok.chat_template is None:  # which the prepared conversations have
+        tok = train.tokenizer
     return Datasets(tok, train, validation)
 
 
