@@ -52,9 +52,9 @@ if TYPE_CHECKING:
     from glasshouse.inspection import record as record
     from glasshouse.inspection import steering_vector as steering_vector
     from glasshouse.models import build as build
+    from glasshouse.models import count_parameters as count_parameters
     from glasshouse.page import look as look
     from glasshouse.registry import register as register
-    from glasshouse.spec import count_parameters as count_parameters
     from glasshouse.spec import preset as preset
     from glasshouse.spec import presets as presets
     from glasshouse.text import Tokenizer as Tokenizer
@@ -77,7 +77,7 @@ _EXPORTS = {
     "attribute": "inspection",
     "build": "models",
     "compare": "inspection",
-    "count_parameters": "spec",
+    "count_parameters": "models",
     "edit": "inspection",
     "embed": "embeddings",
     "evaluate": "evaluation",

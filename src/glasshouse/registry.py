@@ -125,6 +125,11 @@ def _inherited(kind: type[Kind]) -> bool:
     return any(is_registered(base) for base in kind.__mro__[1:] if issubclass(base, Kind) and hasattr(base, "kinds"))
 
 
+def has_builder(choice: Kind) -> bool:
+    """Whether a kind, or one that it derives from, was registered with what is built for it."""
+    return any(base in _BUILDERS for base in type(choice).__mro__)
+
+
 def build(choice: Kind, wanted: type[T], *arguments: object) -> T | None:
     """Return what was registered for a kind, or for the nearest that it derives from; None for our own."""
     made = next((_BUILDERS[base] for base in type(choice).__mro__ if base in _BUILDERS), None)

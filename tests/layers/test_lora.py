@@ -7,6 +7,7 @@ for that and nothing else.
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.generation.inference_model import prepare_for_inference
 from glasshouse.layers import lora
+from glasshouse.layers.linear import is_plain_linear
 from glasshouse.layers.lora import LoRA, LoRALinear
 from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Model, Seq2Seq
@@ -94,7 +96,7 @@ def test_no_effect_at_first_and_the_same_when_merged(s: spec.Spec, targets: set[
     stacks = [m for m in model.modules() if isinstance(m, gh.models.stack.Stack)]
     inside = [m for stack in stacks for block in stack.blocks for m in block.named_modules()]
     adapted = {name.split(".")[-1] for name, module in inside if isinstance(module, LoRALinear)}
-    left = {name.split(".")[-1] for name, module in inside if type(module) is nn.Linear} - {"base"}
+    left = {name.split(".")[-1] for name, module in inside if is_plain_linear(module)} - {"base"}
     every = {"query", "key", "value", "out", "up", "down"} | ({"gate"} if gated(s) else set())
     assert adapted == (every if "*" in targets else targets)
     assert left == every - adapted
@@ -251,3 +253,72 @@ def test_the_smallest_settings_are_valid_and_the_next_below_are_not() -> None:
     for wrong in ({"rank": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"dropout": 1.0}, {"targets": ()}):
         with pytest.raises(gh.ConfigError, match=rf"lora\.{next(iter(wrong))}"):
             LoRA(**wrong).check()
+
+
+# What is trained beside it
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
+@pytest.mark.parametrize("tied", [True, False])
+def test_rows_of_tokens_are_trained_and_no_others(kind: str, tied: bool) -> None:
+    torch.manual_seed(3)
+    s = gh.preset(kind, d_model=16, n_heads=2, n_kv_heads=2, d_ff=24, vocab_size=VOCABULARY, dropout=0.0)
+    model = make(replace(s, head=spec.NextToken(tied=tied)))
+    before, plain = logits_of(model), copy.deepcopy(model)
+    ids = (3, 5)
+    choice = LoRA(rank=2, token_ids=ids, modules_to_save=("stack.norm",) if kind == "tiny-decoder" else ())
+    lora.attach(model, choice)
+    assert logits_of(model).equal(before)
+
+    trained = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+    assert sum("rows" in name for name in trained) == (1 if tied else 2)
+    assert set(lora.adapter_state_dict(model)) == {name.replace("parametrizations.weight.0.", "") for name in trained}
+    tokens = torch.tensor([[3, 5, 7, 1]])
+    loss = model(tokens, tokens) if kind == "tiny-seq2seq" else model(tokens)
+    loss.square().mean().backward()
+    with torch.no_grad():
+        for weight in trained.values():
+            assert weight.grad is not None
+            weight -= 0.1 * weight.grad
+    trained_logits = logits_of(model)
+    assert not trained_logits.allclose(before)
+
+    # Where only some rows are trained, the gradient is that of these rows in a model that is trained whole.
+    whole = plain(tokens, tokens) if kind == "tiny-seq2seq" else plain(tokens)
+    whole.square().mean().backward()
+    for name in ("token_embedding.table", *([] if tied else ["head"])):
+        grad, rows = plain.get_parameter(f"{name}.weight").grad, model.get_submodule(name).parametrizations.weight[0]
+        assert grad is not None
+        torch.testing.assert_close(rows.rows.grad, grad[list(ids)])
+
+    other = copy.deepcopy(plain)
+    lora.attach(other, choice)
+    lora.load_adapter(other, lora.adapter_state_dict(model))
+    assert logits_of(other).equal(trained_logits)
+    lora.merge(model)
+    torch.testing.assert_close(logits_of(model), trained_logits, rtol=1e-10, atol=1e-10)
+    assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+    table, old = model.token_embedding.table.weight, plain.token_embedding.table.weight
+    changed = (table != old).any(1).nonzero().flatten().tolist()
+    assert changed == list(ids)
+
+
+@pytest.mark.parametrize(
+    ("choice", "message"),
+    [
+        (LoRA(token_ids=(VOCABULARY,)), f"token_ids has {VOCABULARY}, but the vocabulary has {VOCABULARY} tokens"),
+        (
+            LoRA(modules_to_save=("stack.nrm",)),
+            r"modules_to_save has 'stack\.nrm', which matches no module; did you mean",
+        ),
+        (
+            LoRA(modules_to_save=("stack.blocks.0",)),
+            r"matches stack\.blocks\.0, but stack\.blocks\.0\..* gets an adapter",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_beside_it_is_named(choice: LoRA, message: str) -> None:
+    model = tiny()
+    with pytest.raises(gh.InputError, match=message):
+        lora.attach(model, choice)
+    assert all(weight.requires_grad for weight in model.parameters())

@@ -26,6 +26,7 @@ from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.embedding import Embedding
 from glasshouse.layers.flops import FlopCount
+from glasshouse.layers.linear import Linear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import Position
 from glasshouse.layers.step import LinearStep, Step
@@ -44,9 +45,6 @@ class GatedAttention(spec.SoftmaxAttention):
 
     kind: ClassVar[str] = "gated"
 
-    def n_parameters(self, s: spec.TransformerSpec) -> int:
-        return super().n_parameters(s) + s.d_model * s.n_heads * s.d_head
-
 
 class OutputGate(nn.Module):
     def forward(self, z: Tensor, gate: Tensor) -> Tensor:
@@ -58,7 +56,7 @@ class GatedAttentionLayer(Attention):
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__(s, index)
-        self.gate = nn.Linear(s.d_model, s.n_heads * s.d_head, bias=False)
+        self.gate = Linear(s.d_model, s.n_heads * s.d_head, bias=False)
         self.output_gate = OutputGate()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -92,9 +90,9 @@ class BilinearFeedForward(Sublayer):
 
     def __init__(self, s: spec.TransformerSpec) -> None:
         super().__init__()
-        self.left = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
-        self.right = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
-        self.down = nn.Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
+        self.left = Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.right = Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.down = Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
 
     @property
     def residual_projection(self) -> nn.Linear:
@@ -112,9 +110,6 @@ class Ramp(spec.Position):
     """A learned vector times the position, up to a tenth of max_len positions."""
 
     kind: ClassVar[str] = "ramp"
-
-    def n_parameters(self, s: spec.TransformerSpec) -> int:
-        return s.d_model
 
     def limit(self, max_len: int) -> int:
         return max_len // 10
@@ -134,9 +129,6 @@ class MaxNorm(spec.Norm):
     """Divide by the largest absolute coordinate, and scale."""
 
     kind: ClassVar[str] = "max"
-
-    def n_parameters(self, width: int) -> int:
-        return width
 
 
 class MaxNormLayer(Norm):

@@ -12,7 +12,7 @@ from torch import nn
 import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.layers import lora
-from glasshouse.models import Model, checked_parameters
+from glasshouse.models import Model, checked_weights
 
 FFN = "stack.blocks.0.feedforward.layer"
 
@@ -57,7 +57,7 @@ def test_changed_modules_are_named(sentence: str, change: Callable[[Model], obje
     model = make()
     change(model)
     with pytest.raises(InputError, match=sentence):
-        checked_parameters(model)
+        checked_weights(model)
 
 
 @pytest.mark.parametrize("preset", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
@@ -66,14 +66,14 @@ def test_edits_and_merged_lora_are_no_change(preset: str) -> None:
     names = [name for name, _ in model.named_parameters()]
     sites = [name for name in gh.inspection.sites(model) if name.endswith("pattern.0")]
     with gh.edit(model, dict.fromkeys(sites, lambda pattern: pattern)):
-        assert list(checked_parameters(model)) == names
+        assert list(checked_weights(model)) == names
     lora.attach(model, lora.LoRA())
     lora.merge(model)
-    assert list(checked_parameters(model)) == names
+    assert list(checked_weights(model)) == names
     model.get_submodule("stack" if preset != "tiny-seq2seq" else "encoder").drop = nn.Identity()
-    assert list(checked_parameters(model)) == names
+    assert list(checked_weights(model)) == names
 
 
 def test_other_modules_are_refused() -> None:
     with pytest.raises(InputError, match="the model is a Sequential, but"):
-        checked_parameters(nn.Sequential(make()))
+        checked_weights(nn.Sequential(make()))

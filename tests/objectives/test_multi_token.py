@@ -159,7 +159,7 @@ def test_a_plain_model_has_no_trace_of_draft_heads() -> None:
     drafting = with_draft_heads(plain, 3)
     new = drafting.state_dict().keys() - plain.state_dict().keys()
     assert new == {f"head.drafts.{n}.project.{part}" for n in range(3) for part in ("weight", "bias")}
-    assert gh.spec.count_parameters(drafting.spec) == sum(one.numel() for one in drafting.parameters())
+    assert gh.count_parameters(drafting.spec) == sum(one.numel() for one in drafting.parameters())
     back = with_draft_heads(drafting, 0)
     assert back.spec == plain.spec
     for name, weight in plain.state_dict().items():

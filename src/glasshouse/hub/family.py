@@ -60,13 +60,14 @@ class TensorMapping(NamedTuple):
 
     def shape(self, ours: Sequence[int]) -> list[int]:
         """Return the shape of the Hugging Face tensor, given that of ours."""
-        shape = [ours[0] * self.n_chunks, *ours[1:]]
+        shape = [size * self.n_chunks for size in ours[:1]] + [*ours[1:]]  # a scalar has none
         return shape[::-1] if self.transposed else [1, *shape] if self.row else shape
 
     def view(self, tensor: Tensor) -> Tensor:
         """Return our tensor as a view of the Hugging Face tensor, without a copy."""
         tensor = tensor.flatten() if self.row else tensor
-        return (tensor.T if self.transposed else tensor).chunk(self.n_chunks)[self.chunk]
+        tensor = tensor.T if self.transposed else tensor
+        return tensor.chunk(self.n_chunks)[self.chunk] if self.n_chunks > 1 else tensor
 
 
 def transposed(name: str, chunk: int = 0, n_chunks: int = 1) -> TensorMapping:

@@ -15,9 +15,10 @@ from torch import Tensor
 from glasshouse import store
 from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub.config_reader import ConfigReader
-from glasshouse.hub.family import Family, TensorMapping
+from glasshouse.hub.family import Family, TensorMapping, tensor_mapping
 from glasshouse.hub.fused_lora import LoRAWeights, fuse, split_fused
 from glasshouse.hub.model_folder import ModelFolder, write_json
+from glasshouse.hub.peft_modules import WholeWeights, hf_name, save_whole
 from glasshouse.hub.pooling import without_pooling
 from glasshouse.hub.serialization import matching_family
 from glasshouse.layers.lora import LoRA, LoRALinear, attach, block_linears, lora_layers
@@ -34,9 +35,11 @@ READ = {
     "init_lora_weights",
     "lora_alpha",
     "lora_dropout",
+    "modules_to_save",
     "peft_type",
     "r",
     "rank_pattern",
+    "trainable_token_indices",
     "use_rslora",
 }
 # Names, versions, initialization and training, and the adapted modules, which the tensor names give as well.
@@ -86,12 +89,14 @@ def save_adapter(model: Model, config: LoRA, folder: str | Path, base: str) -> N
     chunks: dict[str, list[tuple[TensorMapping, LoRALinear]]] = defaultdict(list)
     for ours, layer in layers.items():
         mapping = _module_mapping(family, model, f"{ours}.weight")
-        chunks[_hf_name(family, model, mapping.name)].append((mapping, layer))
+        chunks[hf_name(family, model, mapping.name)].append((mapping, layer))
     tensors: dict[str, Tensor] = {}
     for theirs, of_name in chunks.items():
         tensors[KEY.format(theirs, "A")], tensors[KEY.format(theirs, "B")] = fuse(of_name)
     ranks = {theirs: config.rank * len(of_name) for theirs, of_name in chunks.items()}
     table = _adapter_config(model, family, config, ranks, base)
+    more, settings = save_whole(model, config, family)
+    tensors, table = tensors | more, table | settings
     table["fan_in_fan_out"] = any(mapping.transposed for of_name in chunks.values() for mapping, _ in of_name)
 
     def write(folder: Path) -> None:
@@ -107,7 +112,7 @@ def _adapter_config(
     """Return adapter_config.json; if ranks differ, patterns name the modules above the lowest."""
     plain = build(model.spec, device="meta")
     every = {
-        _hf_name(family, model, _module_mapping(family, model, name).name) for name, _ in plain.named_parameters()
+        hf_name(family, model, _module_mapping(family, model, name).name) for name, _ in plain.named_parameters()
     }
     # Also those outside the blocks that this model lacks: the transformers model may have a pooler all the same.
     named = (found if isinstance(found, str) else found.name for found in family.names.values())
@@ -131,7 +136,6 @@ def _adapter_config(
         "alpha_pattern": {name: _alpha(config, other) for name, other in patterns.items()},
         "bias": "none",
         "init_lora_weights": True,
-        "modules_to_save": None,
         "use_dora": False,
         "use_rslora": False,
     }
@@ -187,7 +191,9 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
         theirs[mapping.name][mapping.chunk] = ours
         n_chunks[mapping.name] = mapping.n_chunks
     found: dict[str, LoRAWeights] = {}
-    pairs = _pairs(store.read_tensors(weights), str(weights))
+    tensors = store.read_tensors(weights)
+    whole = WholeWeights.take(tensors, keys, model, family, str(weights))
+    pairs = _pairs(tensors, str(weights))
     for name, full in family.canonical_names(pairs).items():
         if full not in theirs:
             raise StoreError(
@@ -200,11 +206,13 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
     highest = max(found.values(), key=lambda lora: len(lora.lora_a))
     targets = tuple(dict.fromkeys(ours.rpartition(".")[2] for ours in linears if ours in found))
     try:
-        config = LoRA(len(highest.lora_a), highest.alpha, keys.get_typed("lora_dropout", 0.0), targets)
+        dropout = keys.get_typed("lora_dropout", 0.0)
+        config = LoRA(len(highest.lora_a), highest.alpha, dropout, targets, whole.modules, whole.token_ids)
     except ConfigError as error:
         raise StoreError(f"{keys.source!r} is not a valid LoRA config: {error}") from None
     attach(model, config)
     _copy(found, lora_layers(model), config)
+    whole.copy_to(model)
     return config
 
 
@@ -290,11 +298,5 @@ def _family(model: Model) -> Family:
 
 def _module_mapping(family: Family, model: Model, ours: str) -> TensorMapping:
     """Return the mapping of one of our tensors, with the name of their module instead of the tensor's."""
-    mapping = family.tensor_mapping(ours, without_pooling(model.spec))
-    assert mapping is not None, f"{ours} has no tensor mapping in its family"
+    mapping = tensor_mapping(family, ours, without_pooling(model.spec))
     return mapping._replace(name=mapping.name.rpartition(".")[0])
-
-
-def _hf_name(family: Family, model: Model, name: str) -> str:
-    """Return the name of a module in transformers: without the prefix if the model has no head."""
-    return name.removeprefix(family.prefix) if without_pooling(model.spec).head.kind == "none" else name

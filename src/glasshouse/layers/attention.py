@@ -13,6 +13,7 @@ from glasshouse.layers.attention_steps import SHOWN, Keys, head_steps
 from glasshouse.layers.cache import KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount, is_trained
+from glasshouse.layers.linear import Linear
 from glasshouse.layers.norm import make_norm
 from glasshouse.layers.position import Position
 from glasshouse.layers.step import Step
@@ -31,12 +32,12 @@ class MultiHeadAttention(Sublayer):
         self.index = index
         self.n_heads, self.n_kv_heads, self.d_head = s.n_heads, s.n_kv_heads, s.d_head
         self.kv_shape = KVShape(s.n_kv_heads, s.d_head)
-        self.query = nn.Linear(s.d_model, d_query, bias=s.qkv_bias)
-        self.key = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
-        self.value = nn.Linear(s.d_model, d_key, bias=s.qkv_bias)
+        self.query = Linear(s.d_model, d_query, bias=s.qkv_bias)
+        self.key = Linear(s.d_model, d_key, bias=s.qkv_bias)
+        self.value = Linear(s.d_model, d_key, bias=s.qkv_bias)
         self.q_norm, self.k_norm = make_qk_norms(s)
         self.attend = Attend(scale_of(s), s.attention_dropout, s.attention_softcap)
-        self.out = nn.Linear(d_query, s.d_model, bias=s.out_bias)
+        self.out = Linear(d_query, s.d_model, bias=s.out_bias)
 
     @property
     def residual_projection(self) -> nn.Linear:

@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
+from glasshouse.layers.linear import is_left_to_spec
 
 
 class Embedding(nn.Embedding):
-    """nn.Embedding that is not initialised on the meta device, for which torch would import modules for seconds.
+    """nn.Embedding that is initialized by the spec's init when `gh.build` makes it, and by torch otherwise.
 
     >>> with torch.device("meta"):
     ...     Embedding(3, 2).weight.device
@@ -18,7 +19,7 @@ class Embedding(nn.Embedding):
     """
 
     def reset_parameters(self) -> None:
-        if not self.weight.is_meta:
+        if not is_left_to_spec(self.weight):
             super().reset_parameters()
 
 

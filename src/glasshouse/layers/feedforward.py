@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from glasshouse import registry, spec
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
+from glasshouse.layers.linear import Linear
 from glasshouse.layers.step import LinearStep, Step
 from glasshouse.layers.sublayer import NEURONS, LayerSite, Sublayer, TokenView
 
@@ -23,9 +24,9 @@ class FeedForward(Sublayer):
 
     def __init__(self, s: spec.TransformerSpec, activation: nn.Module) -> None:
         super().__init__()
-        self.up = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.up = Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
         self.activation = activation
-        self.down = nn.Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
+        self.down = Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
         self.kind = kind_of(s.feedforward)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -67,10 +68,10 @@ class GatedFeedForward(FeedForward):
 
     def __init__(self, s: spec.TransformerSpec, activation: nn.Module) -> None:
         nn.Module.__init__(self)
-        self.gate = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
-        self.up = nn.Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.gate = Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
+        self.up = Linear(s.d_model, s.d_ff, bias=s.ffn_bias)
         self.activation = activation
-        self.down = nn.Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
+        self.down = Linear(s.d_ff, s.d_model, bias=s.ffn_bias)
         self.kind = kind_of(s.feedforward)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

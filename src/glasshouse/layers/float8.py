@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from glasshouse.layers.linear import is_plain_linear
 from glasshouse.layers.module_swap import replace_module
 
 FINE, WIDE = torch.float8_e4m3fn, torch.float8_e5m2
@@ -76,7 +77,7 @@ def convert_to_float8(tree: nn.Module) -> None:
     """Replace the linear layers whose sizes the matrix units can take; parameters stay the same objects."""
     for module in list(tree.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and child.in_features % ALIGNED == child.out_features % ALIGNED == 0:
+            if is_plain_linear(child) and child.in_features % ALIGNED == child.out_features % ALIGNED == 0:
                 made = Float8Linear(child.in_features, child.out_features, child.bias is not None, device="meta")
                 made.weight, made.bias = child.weight, child.bias
                 replace_module(module, name, made)

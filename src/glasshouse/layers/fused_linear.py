@@ -11,6 +11,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
+from glasshouse.layers.linear import is_plain_linear
 from glasshouse.layers.module_swap import MakeLinear, has_hooks, replace_module
 from glasshouse.layers.sublayer import Sublayer
 
@@ -51,5 +52,5 @@ def fuse_linears(tree: nn.Module, make: MakeLinear = linear_from_tensors) -> Non
             # Only if its own class names them: one that is derived from it may use them in another way.
             if isinstance(child, Sublayer) and (names := vars(type(child)).get("shared_input")):
                 linears = [cast(nn.Linear, child.get_submodule(one)) for one in names]
-                if all(type(one) is nn.Linear and not has_hooks(one) for one in linears):
+                if all(is_plain_linear(one) and not has_hooks(one) for one in linears):
                     replace_module(module, name, child.fused(FusedLinear(linears, make)))

@@ -1,19 +1,22 @@
-"""LoRA: low-rank adapters on frozen linear layers, merged into them in the end."""
+"""LoRA: low-rank adapters on frozen linear layers, and what is trained with them; merged in the end."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from fnmatch import fnmatchcase
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.utils import parametrize
 
 from glasshouse.config import Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.layers.flops import FlopCount, product
+from glasshouse.layers.linear import is_plain_linear
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.layers.sublayer import Sublayer
 
@@ -34,6 +37,10 @@ class LoRA(Settings):
     dropout: float = 0.0  # dropout probability on the adapter's input
     # layers that get an adapter, by the last component of their name; "*": every linear layer of the blocks
     targets: tuple[str, ...] = ("query", "value")
+    # modules that are trained whole, by name with wildcards, such as "stack.norm"
+    modules_to_save: tuple[str, ...] = ()
+    # tokens whose rows of the embedding and of an untied head are trained; empty: in a run, those new to the model
+    token_ids: tuple[int, ...] = ()
 
     @property
     def scale(self) -> float:
@@ -45,6 +52,7 @@ class LoRA(Settings):
         require(self.alpha > 0 and math.isfinite(self.alpha), "lora.alpha", self.alpha, "above 0")
         require(0 <= self.dropout < 1, "lora.dropout", self.dropout, "from 0 to below 1")
         require(len(self.targets) > 0, "lora.targets", self.targets, "at least one name")
+        require(len({*self.token_ids}) == len(self.token_ids), "lora.token_ids", self.token_ids, "all different")
 
 
 class LoRALinear(nn.Module):
@@ -86,11 +94,31 @@ class LoRALinear(nn.Module):
         return self.base
 
 
+class TrainedRows(nn.Module):
+    """A frozen matrix with trained rows in the place of some; a parametrization, so `module.weight` has them.
+
+    >>> TrainedRows(torch.zeros(3, 1), (2,))(torch.ones(3, 1)).flatten().tolist()
+    [1.0, 1.0, 0.0]
+    """
+
+    def __init__(self, weight: Tensor, ids: tuple[int, ...]) -> None:
+        super().__init__()
+        where = torch.tensor(ids, device=weight.device)
+        self.register_buffer("ids", where, persistent=False)
+        self.rows = nn.Parameter(weight.detach()[where])  # as in the matrix, at first
+
+    ids: Tensor
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Map the matrix [V, D] to the one with trained rows."""
+        return weight.index_copy(0, self.ids, self.rows)
+
+
 def attach(model: nn.Module, config: LoRA) -> None:
     """Freeze a model and attach trainable adapters to the layers that `config` names.
 
-    The output of the model does not change until they are trained. Other parameters to train, such as a new
-    classification head, are for the caller to unfreeze.
+    The rows of its `token_ids` and its `modules_to_save` are trained, too. The output of the model does not change
+    until they are trained. Other parameters, such as a new classification head, are for the caller to unfreeze.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
@@ -107,10 +135,48 @@ def attach(model: nn.Module, config: LoRA) -> None:
             raise InputError(
                 f"targets names {target!r}, but the blocks have no such layer; {did_you_mean(target, known)}"
             )
+    adapted = [name for name in linears if EVERY in config.targets or _last(name) in config.targets]
+    whole = _modules_to_save(model, config, adapted)
+    matrices = _token_matrices(model, config)
     model.requires_grad_(False)
-    for name, base in linears.items():
-        if EVERY in config.targets or _last(name) in config.targets:
-            _replace(model, name, LoRALinear(base, config))
+    for module in whole.values():
+        module.requires_grad_(True)
+    for owner in matrices.values():
+        parametrize.register_parametrization(owner, "weight", TrainedRows(owner.weight, config.token_ids))
+    for name in adapted:
+        _replace(model, name, LoRALinear(linears[name], config))
+
+
+def _modules_to_save(model: nn.Module, config: LoRA, adapted: list[str]) -> dict[str, nn.Module]:
+    """Return the modules that are trained whole; none may have a layer that gets an adapter."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    found: dict[str, nn.Module] = {}
+    for pattern in config.modules_to_save:
+        matched = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
+        if not matched:
+            raise InputError(
+                f"modules_to_save has {pattern!r}, which matches no module; {did_you_mean(pattern, modules)}"
+            )
+        for name in matched:
+            if within := next((one for one in adapted if f"{one}.".startswith(f"{name}.")), None):
+                raise InputError(
+                    f"modules_to_save has {pattern!r}, which matches {name}, but {within} gets an adapter; choose "
+                    "other targets, or other modules."
+                )
+        found |= matched
+    return found
+
+
+def _token_matrices(model: nn.Module, config: LoRA) -> dict[str, Any]:
+    """Return the modules with a row for each token: the embedding, and a head that is not tied to it."""
+    if not config.token_ids:
+        return {}
+    table: Any = model.get_submodule("token_embedding.table")
+    if not 0 <= min(config.token_ids) <= max(config.token_ids) < len(table.weight):
+        raise InputError(f"token_ids has {max(config.token_ids)}, but the vocabulary has {len(table.weight)} tokens.")
+    head = model.get_submodule("head")
+    untied = {"head": head} if isinstance(getattr(head, "weight", None), nn.Parameter) else {}
+    return {"token_embedding.table": table, **untied}
 
 
 def merge(model: nn.Module) -> None:
@@ -126,6 +192,8 @@ def merge(model: nn.Module) -> None:
     """
     for name, layer in _require_lora_layers(model).items():
         _replace(model, name, layer.merged())
+    for owner, _ in trained_rows(model).values():
+        parametrize.remove_parametrizations(owner, "weight")
     model.requires_grad_(True)
 
 
@@ -139,8 +207,28 @@ def adapter_state_dict(model: nn.Module) -> dict[str, Tensor]:
     >>> sorted(adapter_state_dict(model))
     ['stack.blocks.0.attention.layer.out.lora_a', 'stack.blocks.0.attention.layer.out.lora_b']
     """
-    layers = lora_layers(model).items()
-    return {f"{name}.{end}": getattr(layer, end).detach() for name, layer in layers for end in ("lora_a", "lora_b")}
+    layers, rows = lora_layers(model), trained_rows(model)
+    found = {f"{name}.{end}": getattr(layer, end) for name, layer in layers.items() for end in ("lora_a", "lora_b")}
+    found |= {f"{name}.rows": one.rows for name, (_, one) in rows.items()}
+    if config := attached(model):
+        found |= saved_weights(model, config)
+    return {name: weight.detach() for name, weight in found.items()}
+
+
+def saved_weights(model: nn.Module, config: LoRA) -> dict[str, Tensor]:
+    """Return the weights of the modules that are trained whole, by their names in the model."""
+    modules = _modules_to_save(model, config, [])
+    return {f"{name}.{last}": weight for name, one in modules.items() for last, weight in one.named_parameters()}
+
+
+def trained_rows(model: nn.Module) -> dict[str, tuple[nn.Module, TrainedRows]]:
+    """Return the modules that have trained rows, with these, by name."""
+    found = {}
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module, "weight"):
+            (rows,) = (one for one in module.parametrizations["weight"] if isinstance(one, TrainedRows))
+            found[name] = (module, rows)
+    return found
 
 
 def load_adapter(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -177,6 +265,11 @@ def lora_layers(model: nn.Module) -> dict[str, LoRALinear]:
     return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
 
 
+def attached(model: nn.Module) -> LoRA | None:
+    """Return the settings of the LoRA that a model has; None: it has none."""
+    return next((layer.config for layer in lora_layers(model).values()), None)
+
+
 def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
     """Return the linear layers in the blocks of a model without LoRA, by name: those that can get an adapter."""
     if lora_layers(model):
@@ -186,7 +279,7 @@ def block_linears(model: nn.Module) -> dict[str, nn.Linear]:
         for above, layer in model.named_modules()
         if isinstance(layer, Sublayer)
         for name, module in layer.named_modules()
-        if type(module) is nn.Linear
+        if is_plain_linear(module)
     }
 
 

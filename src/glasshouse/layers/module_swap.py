@@ -12,6 +12,8 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
+from glasshouse.layers.linear import is_plain_linear
+
 Tree = TypeVar("Tree", bound=nn.Module)
 HOOK_ATTRIBUTES = (  # where torch stores the forward hooks of a module
     "_forward_hooks",
@@ -58,7 +60,7 @@ def swap_linears(tree: nn.Module, make: MakeLinear) -> None:
     """Replace each linear layer, and the matmul of the head, by what `make` returns for its weight and bias."""
     for module in list(tree.modules()):
         for name, child in list(module.named_children()):
-            if type(child) is nn.Linear and (made := make(child.weight, child.bias)) is not None:
+            if is_plain_linear(child) and (made := make(child.weight, child.bias)) is not None:
                 replace_module(module, name, made)
     model = cast(Any, tree)
     head: Any = getattr(tree, "head", None)

@@ -10,12 +10,7 @@ from glasshouse import registry, spec
 
 
 class Norm(nn.Module):
-    """What inspection, initialization and the page ask of a norm."""
-
-    def init_weights(self) -> None:
-        """Initialize the gain; a bias is initialized with 0 as in every layer."""
-        for weight in self.parameters():
-            nn.init.ones_(weight)
+    """What inspection and the page ask of a norm; a gain that it does not initialize is 1, a bias 0."""
 
     def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return a direction [B, D] after the norm as one before it, and a constant, frozen as it is for x [B, D].

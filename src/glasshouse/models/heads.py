@@ -13,6 +13,7 @@ from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.layers.feedforward import make_activation
 from glasshouse.layers.layout import Layout
+from glasshouse.layers.linear import Linear
 from glasshouse.layers.norm import make_norm
 
 
@@ -49,7 +50,7 @@ class DraftHead(nn.Module):
 
     def __init__(self, d_model: int) -> None:
         super().__init__()
-        self.project = nn.Linear(d_model, d_model)
+        self.project = Linear(d_model, d_model)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map hidden states x [..., D] to [..., D]."""
@@ -149,7 +150,7 @@ class Classifier(nn.Module):
         super().__init__()
         self.pool = pool
         self.drop = nn.Dropout(dropout)
-        self.classifier = nn.Linear(d_model, n_labels)
+        self.classifier = Linear(d_model, n_labels)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map hidden states x [B, S, D] to logits [B, n_labels], or [B, S, n_labels] without pooling."""
@@ -160,18 +161,18 @@ def make_head(s: spec.Spec) -> nn.Module:
     """Build the head of a spec."""
 
     def dense(with_dense: bool) -> nn.Module:
-        return nn.Sequential(nn.Linear(s.d_model, s.d_model), nn.Tanh()) if with_dense else nn.Identity()
+        return nn.Sequential(Linear(s.d_model, s.d_model), nn.Tanh()) if with_dense else nn.Identity()
 
     match s.head:
         case spec.NoHead():
             return NoHead()
-        case spec.Pooled(pooling, with_dense):
+        case spec.Pooled(pooling=pooling, dense=with_dense):
             return Pooler(pooling, dense(with_dense))
         case spec.NextToken(tied, bias, n_draft_heads):
             return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias, n_draft_heads)
         case spec.MaskedToken(tied, bias, True):
             activation, norm = make_activation(s.feedforward), make_norm(s.norm, s.d_model)
-            transform = nn.Sequential(nn.Linear(s.d_model, s.d_model), activation, norm)
+            transform = nn.Sequential(Linear(s.d_model, s.d_model), activation, norm)
             return (LMHead if tied else UntiedLMHead)(s, transform, bias)
         case spec.MaskedToken(tied, bias):
             return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from glasshouse.errors import InputError
 from glasshouse.layers.attend import Attend
@@ -11,22 +11,23 @@ from glasshouse.models.builder import instantiate
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
+from glasshouse.models.weights import first_names
 
 REMEDY = "restore the modules of the spec (LoRA: by lora.merge)."
 
 
-def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters of a model by name, after checking its modules against its spec.
+def checked_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and saved buffers by name, each once, after checking a model's modules against its spec.
 
     A saved model is loaded into modules built from its spec, so a model whose modules were replaced, added or removed
     could not be restored: the error names the first difference. Wrappers of torch.compile are ignored.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> len(checked_parameters(model)) == len(list(model.parameters()))
+    >>> len(checked_weights(model)) == len(list(model.parameters()))
     True
     >>> model.stack.norm = nn.Identity()
-    >>> checked_parameters(model)
+    >>> checked_weights(model)
     Traceback (most recent call last):
     glasshouse.errors.InputError: stack.norm is Identity(), but the spec has RMSNorm...
     """
@@ -38,12 +39,11 @@ def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     with torch.device("meta"):
         built = instantiate(model.spec)
     _check_modules(_modules(model), _modules(built))
-    weights = {_plain(name): weight for name, weight in model.named_parameters(remove_duplicate=False)}
-    expected = dict(built.named_parameters())
-    stored = {_plain(name) for name in model.state_dict()}
-    if extra := sorted((weights.keys() | stored) - expected.keys()):
+    weights = {_plain(name): weight for name, weight in model.state_dict(keep_vars=True).items()}
+    expected, shared = built.state_dict(keep_vars=True), first_names(built)
+    if extra := sorted(weights.keys() - expected.keys()):
         raise InputError(f"the model has {extra[0]}, which its spec does not have; {REMEDY}")
-    first: dict[nn.Parameter, str] = {}
+    first: dict[Tensor, str] = {}
     for name, reference in expected.items():
         if name not in weights:
             raise InputError(f"the model lacks {name}, which its spec has; {REMEDY}")
@@ -52,9 +52,12 @@ def checked_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
             raise InputError(
                 f"{name} has shape {list(weight.shape)}, but the spec needs {list(reference.shape)}; {REMEDY}"
             )
-        if (other := first.setdefault(weight, name)) != name:
+        if (other := first.setdefault(weight, name)) == shared[name]:
+            continue
+        if other != name:
             raise InputError(f"{name} and {other} share one parameter, but the spec has two; give each its own.")
-    return weights
+        raise InputError(f"{name} and {shared[name]} are two parameters, but in the spec they are one; share it.")
+    return {name: weights[name] for name, other in shared.items() if name == other}
 
 
 def _modules(model: nn.Module) -> dict[str, nn.Module]:

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import torch
 from torch import Tensor
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.models.builder import Model, build
+from glasshouse.models.builder import Model, build, has_registered_parts, instantiate_unfilled
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.heads import LMHead
-from glasshouse.models.integrity import checked_parameters
+from glasshouse.models.integrity import checked_weights
 from glasshouse.models.tokenizer_check import check_tokenizer
 from glasshouse.models.weight_init import init_weights
+from glasshouse.models.weights import assign_weights
 from glasshouse.text import Tokenizer
+from glasshouse.text.chat_tokens import chat_token_ids
 
 M = TypeVar("M", Encoder, Decoder)
 
@@ -48,14 +50,32 @@ def with_tokenizer(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
         per_token |= {"head.weight", "head.bias"}
     weights = {
         name: _resize(weight, old_ids, sorted(old.ids)) if name in per_token else weight.clone()
-        for name, weight in checked_parameters(model).items()
+        for name, weight in checked_weights(model).items()
     }
-    resized = build(_spec(model.spec, old, new), device="meta")
+    resized = instantiate_unfilled(_spec(model.spec, old, new))
     _load(resized, weights, model)
     resized.tokenizer_fingerprint = new.fingerprint
     # generation_config.json contains ids, which are wrong for another vocabulary.
     resized.extra_files = {name: values for name, values in model.extra_files.items() if name != GENERATION_CONFIG}
     return resized
+
+
+def new_tokens(old: Tokenizer, new: Tokenizer) -> list[int]:
+    """Return the ids of a new tokenizer whose embeddings a model of the old one was never trained with.
+
+    Those are the ids of tokens that it did not have, and, if its tokenizer had no chat template, those that a chat
+    is written with.
+
+    >>> from glasshouse.text.chat_tokens import with_chat_template
+    >>> tok = Tokenizer.train(texts=["to be"], vocab_size=263)
+    >>> [tok.id_to_token(number) for number in new_tokens(tok, with_chat_template(tok))]
+    ['<|system|>', '<|user|>', '<|assistant|>', '<|end|>']
+    """
+    same = old.fingerprint == new.fingerprint
+    found = set() if same else {number for number in sorted(new.ids) if not _same_token(number, new, old)}
+    if old.chat_template is None and new.chat_template is not None:
+        found |= chat_token_ids(new)
+    return sorted(found)
 
 
 @torch.no_grad()
@@ -77,11 +97,11 @@ def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> 
     match model.spec.head:
         case _ if per_token:
             head = spec.TokenClassification(n_labels)
-        case spec.Pooled(pooling, dense) | spec.SequenceClassification(_, pooling, dense):
+        case spec.Pooled(pooling, dense, _) | spec.SequenceClassification(_, pooling, dense):
             head = spec.SequenceClassification(n_labels, pooling, dense)
         case _:
             head = spec.SequenceClassification(n_labels)
-    kept = {name: weight for name, weight in checked_parameters(model).items() if not name.startswith("head.")}
+    kept = {name: weight for name, weight in checked_weights(model).items() if not name.startswith("head.")}
     return _with_head(model, head, kept)
 
 
@@ -103,7 +123,7 @@ def with_draft_heads(model: Model, n_draft_heads: int) -> Decoder:
             "that predicts the next token; start from one."
         )
     head = replace(model.spec.head, n_draft_heads=n_draft_heads)
-    changed = _with_head(model, head, checked_parameters(model))
+    changed = _with_head(model, head, checked_weights(model))
     changed.extra_files = dict(model.extra_files)
     return changed
 
@@ -111,9 +131,12 @@ def with_draft_heads(model: Model, n_draft_heads: int) -> Decoder:
 def _with_head(model: M, head: spec.Head, kept: Mapping[str, Tensor]) -> M:
     """Return a copy with another head, and copies of the weights that are `kept`; others are new."""
     table = model.token_embedding.table.weight
-    changed: M = build(replace(model.spec, head=head), device="meta", dtype=table.dtype)
-    changed.head.to_empty(device=table.device)
-    init_weights(changed.head, changed.spec)
+    changed = cast(M, instantiate_unfilled(replace(model.spec, head=head)))
+    if has_registered_parts(changed.spec):
+        changed.head = build(changed.spec, device=table.device, dtype=table.dtype).head
+    else:
+        changed.head.to(table.dtype).to_empty(device=table.device)
+        init_weights(changed.head, changed.spec)
     weights = {f"head.{name}": weight for name, weight in changed.head.state_dict().items()}
     names = changed.state_dict().keys()
     weights |= {name: weight.clone() for name, weight in kept.items() if name in names}
@@ -123,7 +146,7 @@ def _with_head(model: M, head: spec.Head, kept: Mapping[str, Tensor]) -> M:
 
 
 def _load(copy: Model, weights: Mapping[str, Tensor], model: Model) -> None:
-    copy.load_state_dict(weights, assign=True)
+    assign_weights(copy, weights, buffers_of=model)
     copy.train(model.training)
 
 

@@ -2,48 +2,70 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
+from glasshouse.layers.embedding import Embedding
+from glasshouse.layers.linear import Linear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import LearnedPosition
 from glasshouse.layers.sublayer import Sublayer
-from glasshouse.models.heads import UntiedLMHead
+from glasshouse.models.heads import LMHead, UntiedLMHead
 from glasshouse.models.stack import Stack
 
 
 @torch.no_grad()
-def init_weights(model: nn.Module, s: spec.TransformerSpec) -> None:
-    """Initialize every parameter: linear layers and embeddings by the spec's scheme, norms with 1, biases with 0."""
+def init_weights(
+    model: nn.Module, s: spec.TransformerSpec, needs_values: Callable[[Tensor], bool] = lambda weight: True
+) -> None:
+    """Initialize what our modules leave to the spec, as far as it `needs_values`.
+
+    Linear layers and embeddings get those of the spec's scheme, norms 1, biases 0.
+    """
     xavier = isinstance(s.init, spec.Xavier)
     std = getattr(s.init, "std", s.d_model**-0.5)
+    drawn = set()
+
+    def draw(weight: Tensor, *, uniform: bool = False) -> None:
+        if not needs_values(weight):
+            return
+        drawn.add(weight)
+        if uniform:
+            nn.init.xavier_uniform_(weight)
+        else:
+            nn.init.normal_(weight, std=std)
 
     for module in model.modules():
         match module:
-            case nn.Linear() if xavier:
-                nn.init.xavier_uniform_(module.weight)
-            case nn.Linear():
-                nn.init.normal_(module.weight, std=std)
-            case nn.Embedding() | UntiedLMHead():
-                nn.init.normal_(module.weight, std=std)
+            case Linear():
+                draw(module.weight, uniform=xavier)
+            case Embedding() | UntiedLMHead():
+                draw(module.weight)
             case Norm():
-                module.init_weights()
-        if isinstance(bias := getattr(module, "bias", None), Tensor):
-            nn.init.zeros_(bias)
+                for name, weight in module.named_parameters():
+                    if not name.endswith("bias") and needs_values(weight):
+                        nn.init.ones_(weight)
+        if isinstance(module, Linear | LMHead | Norm):
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor) and needs_values(bias):
+                nn.init.zeros_(bias)
 
     for position in model.modules():
-        if isinstance(position, LearnedPosition) and s.embed_scale:  # added to token embeddings that are scaled
-            position.table.weight.mul_(s.d_model**0.5)
+        if isinstance(position, LearnedPosition) and s.embed_scale and position.table.weight in drawn:
+            position.table.weight.mul_(s.d_model**0.5)  # added to token embeddings that are scaled
 
     for stack in model.modules():
         if isinstance(stack, Stack):
-            for weight in (weights := residual_projections(stack)):
+            weights = residual_projections(stack)
+            for projection in filter(drawn.__contains__, weights):
                 match s.init:
                     case spec.DepthScaled():
-                        weight.div_(len(weights) ** 0.5)
+                        projection.div_(len(weights) ** 0.5)
                     case spec.ZeroOutput():
-                        weight.zero_()
+                        projection.zero_()
 
 
 def residual_projections(stack: Stack) -> list[Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from glasshouse import spec
 from glasshouse.config import JsonDict, Settings
-from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
+from glasshouse.models import Decoder, Encoder, Model, Seq2Seq, count_parameters
 from glasshouse.models.heads import LMHead
 from glasshouse.page.manifest import available_views
 from glasshouse.page.trace import TraceCache
@@ -36,7 +36,7 @@ def model_info(traces: TraceCache, params: ModelInfo) -> JsonDict:
         "norm_placement": s.norm_placement,
         "feedforward": s.feedforward.kind,
         "head": s.head.kind,
-        "parameters": spec.count_parameters(s),
+        "parameters": count_parameters(s),
         "attentions": _attentions(model),
         "predicts_tokens": isinstance(model.head, LMHead),
         "generates": isinstance(model, Decoder | Seq2Seq) and isinstance(s.head, spec.NextToken),

@@ -16,7 +16,7 @@ from glasshouse.spec.head import (
 from glasshouse.spec.init import DepthScaled, Init, Normal, Xavier, ZeroOutput
 from glasshouse.spec.model import DecoderSpec, EncoderSpec, NormPlacement, Seq2SeqSpec, Spec, TransformerSpec
 from glasshouse.spec.norm import LayerNorm, Norm, RMSNorm
-from glasshouse.spec.parameter_count import count_parameters
+from glasshouse.spec.parameter_count import count_by_arithmetic
 from glasshouse.spec.position import (
     Alibi,
     Learned,
@@ -74,7 +74,7 @@ __all__ = [
     "Xavier",
     "YarnScaling",
     "ZeroOutput",
-    "count_parameters",
+    "count_by_arithmetic",
     "parse",
     "preset",
     "presets",

@@ -31,6 +31,7 @@ class Pooled(Settings):
     kind: ClassVar[str] = "pooled"
     pooling: Pooling = "mean"  # the token whose hidden state is taken, or their mean
     dense: bool = False  # a linear layer and tanh after pooling, as in BERT
+    normalize: bool = False  # gh.embed scales its vectors to unit length
 
     def n_parameters(self, s: TransformerSpec) -> int:
         """Return the number of parameters of the head."""

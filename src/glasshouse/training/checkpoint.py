@@ -27,6 +27,7 @@ from glasshouse.hub.tensor_shards import SavedTensors, shard_name, write_shard
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.builder import instantiate
+from glasshouse.models.weights import first_names
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 from glasshouse.training import chunks
@@ -50,6 +51,7 @@ class TrainerState:
     grad_accum: int = 1  # micro-batches per step
     initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
     pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
+    stream: JsonDict | None = None  # the state of an iterable dataset at the next batch
     # names of what was given in Python, and fingerprints of an objective's frozen models
     custom: dict[str, str] = field(default_factory=dict)
 
@@ -60,8 +62,7 @@ class TrainerState:
 
     def restore(self, saved: JsonDict) -> None:
         """Restore what `asdict` returned, after JSON."""
-        restored = TrainerState(**saved)
-        vars(self).update(vars(restored))
+        vars(self).update(vars(restored := TrainerState(**saved)))
         self.skipped = tuple(restored.skipped)
         self.best = None if restored.best is None else (restored.best[0], restored.best[1])
 
@@ -132,11 +133,12 @@ class Checkpointer:
         """Copy the model, and return a function that writes this process's part of it."""
         weights, processes = self.model.state_dict(), self.processes
         if self.has_lora or not is_split(weights.values()):
-            model = self.snapshot()
-            return folder_writer(model, self.tok) if model is not None else lambda folder: None
-        owned = owned_chunks(weights, is_main=processes.is_main)
-        name = shard_name(MODEL_STEM, processes.rank + 1, processes.world_size)
-        write_rest = folder_writer(self._on_meta(), self.tok, weights=False)
+            copied = self.snapshot()
+            return folder_writer(copied, self.tok) if copied is not None else lambda folder: None
+        model, name = self._on_meta(), shard_name(MODEL_STEM, processes.rank + 1, processes.world_size)
+        once = {one: weights[one] for one, first in first_names(model).items() if one == first}
+        owned = owned_chunks(once, is_main=processes.is_main)
+        write_rest = folder_writer(model, self.tok, weights=False)
 
         def fill(folder: Path) -> None:
             write_shard(folder / name, owned)
@@ -191,8 +193,7 @@ class Checkpointer:
 
         Several processes gather it for the main one; the others get None.
         """
-        copied = gathered(self.model, torch.device("cpu"), keep=self.processes.is_main)
-        if copied is not None and self.has_lora:
+        if (copied := gathered(self.model, torch.device("cpu"), keep=self.processes.is_main)) and self.has_lora:
             lora.merge(copied)
         return copied
 
@@ -225,7 +226,7 @@ class Checkpointer:
             weights = saved_weights(shards)[1]
             room(lambda: hub.save(model, self.tok, folder, read=weights.__getitem__))
             shutil.rmtree(shards, ignore_errors=True)
-        return hub.load(folder, dtype="stored")[0]  # memory-mapped
+        return hub.load(folder, dtype="stored", check=False)[0]  # memory-mapped
 
     def load_weights(self, step: int) -> None:
         """Load the weights that were validated at a checkpoint: the EMA, if there is one."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from glasshouse.data.encoding import end_id, start_id
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.layers import lora
 from glasshouse.models import Model, build, check_tokenizer
+from glasshouse.models.builder import has_registered_parts
 from glasshouse.models.heads import Classifier
 from glasshouse.models.length import check_length
 from glasshouse.models.stack import Stack
-from glasshouse.models.surgery import with_tokenizer
+from glasshouse.models.surgery import new_tokens, with_tokenizer
 from glasshouse.objectives import Objective
 from glasshouse.objectives.registry import head_objective, required_kind
 from glasshouse.text import Tokenizer
@@ -137,7 +139,7 @@ def make_initial_model(
 ) -> Model:
     """Build a new model, or fit a pretrained one to the data and a chosen objective, and prepare it for training."""
     model = _make_or_fit(run, datasets, base, device, chosen)
-    prepare_for_training(model, run.train)
+    prepare_for_training(model, run.train, _new_tokens(base, datasets))
     return model
 
 
@@ -156,7 +158,7 @@ def make_sharded_model(
     """
     model = _make_or_fit(run, datasets, base, torch.device("meta" if base is None else "cpu"), chosen)
     with torch.random.fork_rng(devices=()):  # adapters are drawn again below, on the device
-        prepare_for_training(model, run.train)
+        prepare_for_training(model, run.train, _new_tokens(base, datasets))
     parallelize(model, run.train.parallel, processes, device, compute_dtype)
     with FullDraws():  # type: ignore[no-untyped-call]
         for layer in lora.lora_layers(model).values():
@@ -186,9 +188,14 @@ def _make_or_fit(
 def _make_for_ids(run: Run, tok: Tokenizer | None, device: torch.device) -> Model:
     """Build a new model for a dataset of ids; the settings alone say what it is, but for a tokenizer's size."""
     known = {"max_len": run.data.seq_len} | ({} if tok is None else {"vocab_size": len(tok)})
-    model = build(_parse(run.model.to_dict(), known), device=device)
-    model.tokenizer_fingerprint = None if tok is None else tok.fingerprint
-    return model
+    return make_model(_parse(run.model.to_dict(), known), tok, device)
+
+
+def _new_tokens(base: Base | None, datasets: AnyDatasets) -> tuple[int, ...]:
+    """Return the tokens of the data that a pretrained model has not been trained with."""
+    if base is None or base[1] is None or datasets.tok is None:
+        return ()
+    return tuple(new_tokens(base[1], datasets.tok))
 
 
 def make_spec(
@@ -243,17 +250,21 @@ def resize_for_data(
     return objective.fit_head(base, corpus).train()
 
 
-def make_model(s: spec.Spec, tok: Tokenizer, device: torch.device) -> Model:
-    """Build a new model with the fingerprint of its tokenizer."""
-    model = build(s, device=device)
-    model.tokenizer_fingerprint = tok.fingerprint
+def make_model(s: spec.Spec, tok: Tokenizer | None, device: torch.device) -> Model:
+    """Build a new model with the fingerprint of its tokenizer; registered parts have values on any device."""
+    model = build(s, device="cpu" if device.type == "meta" and has_registered_parts(s) else device)
+    model.tokenizer_fingerprint = None if tok is None else tok.fingerprint
     return model
 
 
-def prepare_for_training(model: Model, choice: Train) -> None:
-    """Attach LoRA, freeze modules and set activation checkpointing, as the settings say."""
+def prepare_for_training(model: Model, choice: Train, new: tuple[int, ...] = ()) -> None:
+    """Attach LoRA, freeze modules and set activation checkpointing, as the settings say.
+
+    With LoRA, the rows of `new` tokens are trained, unless the settings name others: frozen, they would stay as
+    random as they are.
+    """
     if choice.lora is not None:
-        lora.attach(model, choice.lora)
+        lora.attach(model, replace(choice.lora, token_ids=choice.lora.token_ids or new))
         if isinstance(model.head, Classifier):  # which is new
             model.head.requires_grad_(True)
     freeze(model, choice.freeze)

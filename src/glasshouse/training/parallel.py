@@ -15,12 +15,13 @@ from torch import distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from glasshouse import device as machine
+from glasshouse.errors import ConfigError
 from glasshouse.layers import lora
 from glasshouse.models import Model
-from glasshouse.models.builder import instantiate
+from glasshouse.models.builder import count_parameters, instantiate_unfilled
 from glasshouse.models.stack import Stack
 from glasshouse.models.weight_init import init_weights
-from glasshouse.spec import count_parameters
+from glasshouse.models.weights import assign_weights
 from glasshouse.training import tensor_parallel
 from glasshouse.training.parallel_layout import Layout, choose_layout
 from glasshouse.training.processes import Parallel, Processes
@@ -55,6 +56,7 @@ def parallelize(
     model: Model, choice: Parallel, processes: Processes, device: torch.device, compute_dtype: torch.dtype
 ) -> None:
     """Spread a model over all processes; one on the meta device gets the weights that one process would draw."""
+    check_shardable(model)
     is_new = next(model.parameters()).is_meta
     layout = choose_run_layout(choice, processes, count_parameters(model.spec), device)
     mesh = make_mesh(layout, device)
@@ -65,6 +67,15 @@ def parallelize(
         model.to_empty(device=device)
         with FullDraws():  # type: ignore[no-untyped-call]
             init_weights(model, model.spec)
+
+
+def check_shardable(model: nn.Module) -> None:
+    """Raise ConfigError for a parameter that FSDP cannot split."""
+    for name, weight in model.named_parameters():
+        if weight.dim() == 0:
+            raise ConfigError(
+                f"{name} is a scalar, which several processes cannot share; make it a tensor of one element, [1]."
+            )
 
 
 def fits_one_device(model: Model, processes: Processes, device: torch.device) -> bool:
@@ -204,11 +215,11 @@ def gathered(model: Model, device: torch.device, *, keep: bool = True) -> Model 
             weights[name] = tensor.to(device, copy=True)
     if not keep:
         return None
-    with torch.device("meta"):
-        copied = instantiate(model.spec)
-        if layers := lora.lora_layers(model):
-            lora.attach(copied, next(iter(layers.values())).config)
-    copied.load_state_dict(weights, assign=True)
+    copied = instantiate_unfilled(model.spec)
+    if choice := lora.attached(model):
+        with torch.device("meta"):
+            lora.attach(copied, choice)
+    assign_weights(copied, weights, buffers_of=model)
     copied.tokenizer_fingerprint, copied.extra_files = model.tokenizer_fingerprint, model.extra_files
     return copied
 

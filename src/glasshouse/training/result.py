@@ -11,6 +11,7 @@ from glasshouse.errors import ConfigError
 from glasshouse.evaluation import Report, evaluate
 from glasshouse.hub.run_checkpoints import MODEL
 from glasshouse.inspection.html_display import HtmlDisplay, shown
+from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.training import plots
 from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets
@@ -111,10 +112,10 @@ def _save_adapter(setup: Setup) -> None:
     if setup.resized:
         log("no adapter files: the head or the vocabulary differs from the base model's")
         return
-    if (model := setup.plain_model()) is None:
+    if (model := setup.plain_model()) is None or (attached := lora.attached(model)) is None:
         return
     try:
         with setup.checkpointer.report_write_errors():
-            hub.save_adapter(model, run.train.lora, setup.folder / ADAPTER, run.model.source)
+            hub.save_adapter(model, attached, setup.folder / ADAPTER, run.model.source)
     except ConfigError as error:
         log(f"no adapter files: {error}")

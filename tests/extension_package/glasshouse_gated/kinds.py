@@ -13,6 +13,7 @@ from glasshouse.data import Batch
 from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
+from glasshouse.layers.linear import Linear
 from glasshouse.layers.step import LinearStep, Step
 from glasshouse.layers.sublayer import VECTORS, LayerSite, TokenView
 from glasshouse.objectives import CausalLM, cross_entropy
@@ -25,9 +26,6 @@ class Gated(gh.spec.SoftmaxAttention):
 
     kind: ClassVar[str] = "gated"
     bias: bool = True  # a bias of the gate
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        return super().n_parameters(s) + (s.d_model + self.bias) * s.n_heads * s.d_head
 
 
 class Gate(nn.Module):
@@ -45,7 +43,7 @@ class GatedAttention(Attention):
     def __init__(self, s: TransformerSpec, index: int) -> None:
         super().__init__(s, index)
         assert isinstance(s.attention, Gated)
-        self.gate = nn.Linear(s.d_model, s.n_heads * s.d_head, bias=s.attention.bias)
+        self.gate = Linear(s.d_model, s.n_heads * s.d_head, bias=s.attention.bias)
         self.output_gate = Gate()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

@@ -12,6 +12,7 @@ from glasshouse import spec
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
 from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.models import count_parameters
 from glasshouse.models.heads import LMHead
 from glasshouse.page.next_token import describe_outputs, logits_at
 from glasshouse.page.notes.figure import (
@@ -122,7 +123,7 @@ def counted(title: str, s: spec.Spec, rows: list[tuple[str, str, int]]) -> list[
     total = sum(count for _, _, count in rows)
     return [
         table(title, ["part", "arithmetic", "parameters"], [*rows, ["in all", "", total]]),
-        facts(("by arithmetic", total), ("counted by gh.count_parameters", spec.count_parameters(s))),
+        facts(("by arithmetic", total), ("counted by gh.count_parameters", count_parameters(s))),
     ]
 
 
