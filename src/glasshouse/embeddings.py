@@ -8,10 +8,11 @@ from typing import TypeVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.models import Decoder, Encoder, build, check_tokenizer
+from glasshouse.models import Decoder, Encoder, Model, build, check_tokenizer
 from glasshouse.text import Tokenizer
 
 M = TypeVar("M", Encoder, Decoder, Encoder | Decoder)
@@ -19,17 +20,19 @@ M = TypeVar("M", Encoder, Decoder, Encoder | Decoder)
 
 @torch.no_grad()
 def embed(
-    model: Encoder | Decoder,
-    tok: Tokenizer,
+    model: Model,
+    tok: Tokenizer | None,
     texts: str | Sequence[str],
     *,
     batch_size: int = 32,
     truncate: bool = False,
+    normalize: bool | None = None,
 ) -> Tensor:
     """Return one embedding per text, [n, d_model]: by the model's own pooling, or else the mean over its tokens.
 
-    Texts of similar length share a batch; neither that nor padding changes a result. A text longer than max_len is an
-    error, or truncated with `truncate`.
+    Vectors have unit length where the model's folder says so (`2_Normalize` of sentence-transformers); `normalize`
+    overrides that. Texts of similar length share a batch; neither that nor padding changes a result. A text longer
+    than max_len is an error, or truncated with `truncate`.
 
     >>> import glasshouse as gh
     >>> words = '{"type": "WordLevel", "vocab": {"a": 0, "red": 1, "pea": 2}, "unk_token": "a"}'
@@ -50,16 +53,24 @@ def embed(
     if model.training:
         raise InputError("the model is in training mode, where dropout changes the result; call model.eval() first.")
     check_tokenizer(model, tok)
-    texts = [texts] if isinstance(texts, str) else list(texts)
+    texts = [texts] if isinstance(texts, str) else texts
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InputError(f"texts is of type {type(texts).__name__}, but it must be a text or a list of texts.")
     rows = tok.encode_batch(texts, max_len=model.spec.max_len if truncate else None)
     for number, row in enumerate(rows):
         if not row:
             raise InputError(f"text {number} is {texts[number]!r}, which has no tokens; leave it out.")
-    return embed_ids(model, rows, batch_size=batch_size)
+    return embed_ids(model, rows, batch_size=batch_size, normalize=normalize)
 
 
 @torch.no_grad()
-def embed_ids(model: Encoder | Decoder, rows: Sequence[Sequence[int]], *, batch_size: int = 32) -> Tensor:
+def embed_ids(
+    model: Encoder | Decoder,
+    rows: Sequence[Sequence[int]],
+    *,
+    batch_size: int = 32,
+    normalize: bool | None = None,
+) -> Tensor:
     """Return one embedding for each list of ids, [n, d_model], as `embed` does; the model is in eval mode.
 
     >>> import glasshouse as gh
@@ -78,7 +89,14 @@ def embed_ids(model: Encoder | Decoder, rows: Sequence[Sequence[int]], *, batch_
         for line, i in zip(ids, chosen, strict=True):
             line[: len(rows[i])] = torch.tensor(rows[i])
         result[chosen] = pooled(ids.to(device), lengths=lengths.to(device))
-    return result
+    if not bool(result.isfinite().all()):
+        number = int((~result.isfinite()).any(1).nonzero()[0])
+        raise InputError(
+            f"the embedding of text {number} has NaN: the model's weights, or its activations on this text, are not "
+            "finite; check the weights for NaN, or load float16 weights as float32."
+        )
+    by_default = pooled.spec.head.normalize if isinstance(pooled.spec.head, spec.Pooled) else False
+    return F.normalize(result, dim=-1) if (by_default if normalize is None else normalize) else result
 
 
 def check_lengths(model: Encoder | Decoder, rows: Sequence[Sequence[int]]) -> None:
@@ -97,7 +115,7 @@ def with_pooling(model: M) -> M:
     >>> model = gh.build(gh.preset("tiny-encoder"))
     >>> pooled = with_pooling(model)
     >>> pooled.spec.head, pooled.stack is model.stack, with_pooling(pooled) is pooled
-    (Pooled(pooling='mean', dense=False), True, True)
+    (Pooled(pooling='mean', dense=False, normalize=False), True, True)
     """
     if isinstance(model.spec.head, spec.Pooled):
         return model

@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers as hf
 from examples import first_of, up_to
+from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse import hub
@@ -39,13 +40,13 @@ def sentences() -> list[str]:
 
 @pytest.fixture(scope="module")
 def expected(sentences: list[str]) -> torch.Tensor:
-    """The mean over the tokens of each sentence, run on its own by transformers."""
+    """By transformers, each sentence on its own, as sentence-transformers do: mean over tokens, normalized."""
     theirs = hf.AutoModel.from_pretrained(FOLDER, dtype=torch.float32).eval()
     tok = hf.AutoTokenizer.from_pretrained(FOLDER)
     with torch.no_grad():
         # Special tokens in a text are always plain text for us; transformers needs an option for it.
         inputs = [tok(text, return_tensors="pt", split_special_tokens=True) for text in sentences]
-        return torch.cat([theirs(**one).last_hidden_state.mean(1) for one in inputs])
+        return torch.cat([F.normalize(theirs(**one).last_hidden_state.mean(1), p=2, dim=1) for one in inputs])
 
 
 @pytest.mark.slow
@@ -54,6 +55,18 @@ def test_vectors_equal_whatever_the_batch(sentences: list[str], expected: torch.
     model, tok = gh.load(FOLDER)
     found = gh.embed(model, tok, sentences, batch_size=batch_size)
     assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert model.spec.head == gh.spec.Pooled("mean", normalize=True)
+
+
+@pytest.mark.slow
+def test_normalization_is_the_folders_or_as_asked(sentences: list[str]) -> None:
+    model, tok = gh.load(FOLDER)
+    raw = gh.embed(model, tok, sentences[:9], normalize=False)
+    assert not torch.allclose(raw.norm(dim=1), torch.ones(9))
+    torch.testing.assert_close(gh.embed(model, tok, sentences[:9]), raw / raw.norm(dim=1, keepdim=True))
+    plain = gh.build(gh.preset("tiny-encoder", vocab_size=len(tok))).eval()
+    assert torch.equal(gh.embed(plain, tok, sentences[:9]), gh.embed(plain, tok, sentences[:9], normalize=False))
+    torch.testing.assert_close(gh.embed(plain, tok, sentences[:9], normalize=True).norm(dim=1), torch.ones(9))
 
 
 @pytest.mark.slow
@@ -80,7 +93,7 @@ def test_vectors_can_be_trained_on() -> None:
 def test_its_pooling_is_the_one_it_was_published_with() -> None:
     model, _ = gh.load(FOLDER)
     assert json.loads((FOLDER / hub.model_folder.POOLING).read_text())["pooling_mode_mean_tokens"] is True
-    assert model.spec.head == gh.spec.Pooled("mean")
+    assert model.spec.head == gh.spec.Pooled("mean", normalize=True)
 
 
 def test_a_text_that_is_too_long_or_a_model_in_training_is_refused() -> None:

@@ -27,6 +27,7 @@ INDEX = "model.safetensors.index.json"
 MODEL_STEM = "model"  # of the names of shards that processes wrote
 POOLING = "1_Pooling/config.json"
 VERIFIED = "verified.json"
+CHECKSUMS = "checksums.json"  # of the weights files
 EXTRA_FILES = (GENERATION_CONFIG, "modules.json", "sentence_bert_config.json", "config_sentence_transformers.json")
 
 JSON_LIMIT = 32 * 2**20

@@ -28,12 +28,11 @@ def read_pooling(folder: ModelFolder, s: Spec) -> Spec:
             f"{str(folder.path / POOLING)!r} has the pooling mode {given}, but only one of {', '.join(MODES)} is "
             "supported."
         )
-    _check_modules(folder)
-    return replace(s, head=Pooled(MODES[modes[0]]))
+    return replace(s, head=Pooled(MODES[modes[0]], normalize="Normalize" in _module_kinds(folder)))
 
 
-def _check_modules(folder: ModelFolder) -> None:
-    """Raise StoreError for further layers; normalization, often the last one, is left to the caller."""
+def _module_kinds(folder: ModelFolder) -> list[str]:
+    """Return the kinds of the modules that follow each other; raise StoreError for one that is not supported."""
     modules = folder.values("modules.json") or []
     known = {"Transformer", "Pooling", "Normalize"}
     listed = modules if isinstance(modules, list) else [modules]
@@ -42,6 +41,7 @@ def _check_modules(folder: ModelFolder) -> None:
         raise StoreError(
             f"{str(folder.path / 'modules.json')!r} has the module {unknown[0]}, which is not supported."
         )
+    return kinds
 
 
 def without_pooling(s: Spec) -> Spec:
@@ -58,7 +58,7 @@ def write_pooling(folder: Path, s: Spec) -> None:
     assert isinstance(s.head, Pooled)
     modes = {f"pooling_mode_{name}": meant == s.head.pooling for name, meant in MODES.items()}
     write_json(folder / POOLING, {"word_embedding_dimension": s.d_model, **modes})
-    paths = (("Transformer", ""), ("Pooling", "1_Pooling"))
+    paths = [("Transformer", ""), ("Pooling", "1_Pooling"), *[("Normalize", "2_Normalize")] * s.head.normalize]
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
         for i, (name, path) in enumerate(paths)

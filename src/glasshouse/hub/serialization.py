@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -18,6 +17,7 @@ from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub import config_reader
 from glasshouse.hub.bart import BART, MARIAN
 from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
+from glasshouse.hub.checksums import check_weights, with_checksums
 from glasshouse.hub.family import Family, TensorMapping, differing_fields, join, special_ids, tensor_mapping
 from glasshouse.hub.gpt2 import GPT2
 from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -33,8 +33,9 @@ from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
 from glasshouse.hub.remote import resolve_folder
 from glasshouse.hub.t5 import T5
 from glasshouse.hub.verified import describe
+from glasshouse.hub.weight_loading import load_weights
 from glasshouse.layers.lora import lora_layers
-from glasshouse.models import Decoder, Model, Seq2Seq, build, check_tokenizer, checked_parameters
+from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer, checked_weights
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.generation_config import with_end_ids
 from glasshouse.models.surgery import with_draft_heads
@@ -52,17 +53,18 @@ FORMAT = 2
 MODEL_FILES = (
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
     r"added_tokens\.json|vocab\.(json|txt)|merges\.txt|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|verified\.json|"
+    r"checksums\.json|"
     r"chat_template\.jinja|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|1_Pooling"
 )
 
 
 @overload  # the models that come with the package
 def load(
-    path_or_repo_id: Literal["python-3m"], *, device: Device = ..., dtype: Dtype = ...
+    path_or_repo_id: Literal["python-3m"], *, device: Device = ..., dtype: Dtype = ..., check: bool = ...
 ) -> tuple[Decoder, Tokenizer]: ...
 @overload
 def load(
-    path_or_repo_id: Literal["dates-1m"], *, device: Device = ..., dtype: Dtype = ...
+    path_or_repo_id: Literal["dates-1m"], *, device: Device = ..., dtype: Dtype = ..., check: bool = ...
 ) -> tuple[Seq2Seq, Tokenizer]: ...
 @overload
 def load(
@@ -72,6 +74,7 @@ def load(
     device: Device = ...,
     dtype: Dtype = ...,
     ignore: Collection[str] = ...,
+    check: bool = ...,
 ) -> tuple[Model, Tokenizer | None]: ...
 def load(
     path_or_repo_id: str | Path,
@@ -80,6 +83,7 @@ def load(
     device: Device = None,
     dtype: Dtype = None,
     ignore: Collection[str] = (),
+    check: bool = True,
 ) -> tuple[Model, Tokenizer | None]:
     """Load a model, in eval mode, and its tokenizer (None if there is none) from a folder, a run or the hub.
 
@@ -87,7 +91,8 @@ def load(
 
     Weights are memory-mapped. They keep the dtype they are stored in, except that on the CPU half precision becomes
     float32, which is many times faster there; `dtype` overrides this, as torch.bfloat16 or "bfloat16", or "stored".
-    Keys of config.json listed in `ignore` are treated as having no effect.
+    Keys of config.json listed in `ignore` are treated as having no effect. `check` compares the weights files that
+    `save` wrote with their hashes, at a gigabyte a second or more.
 
     >>> import tempfile, glasshouse as gh
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -109,7 +114,9 @@ def load(
     except ConfigError as error:
         raise StoreError(f"{str(folder.path / CONFIG)!r} is not a valid model: {error}") from None
     s = with_end_ids(s, folder.json(GENERATION_CONFIG) or {}, str(folder.path / GENERATION_CONFIG))
-    model = _load_weights(folder, s, family, tensors, duplicates, target, dtype)
+    model = load_weights(folder, s, family, tensors, duplicates, target, dtype)
+    if check and target.type != "meta":  # after errors that say more
+        check_weights(folder)
     model.extra_files = {name: folder.values(name) for name in EXTRA_FILES if folder.file(name)}
     if legacy := {key: table[key] for key in sorted(config_reader.GENERATION_KEYS & table.keys())}:
         model.extra_files.setdefault(GENERATION_CONFIG, legacy)
@@ -173,54 +180,6 @@ def _native(table: Mapping[str, Any]) -> dict[str, Any]:
     return native if isinstance(native, dict) else {}
 
 
-def _load_weights(
-    folder: ModelFolder,
-    s: spec.Spec,
-    family: Family | None,
-    tensors: Mapping[str, Tensor],
-    duplicates: set[str],
-    device: torch.device,
-    dtype: torch.dtype | str | None,
-) -> Model:
-    path = folder.weights
-    stored = sum(tensor.numel() for tensor in tensors.values())
-    if (needed := spec.count_parameters(s)) > stored:  # before building anything
-        raise StoreError(f"{path!r} has {stored:,} parameters, but its config needs {needed:,}; download it again.")
-    if max(s.n_layers, getattr(s, "n_encoder_layers", 0)) > len(tensors):
-        raise StoreError(f"{path!r} contains {len(tensors)} tensors, but its config has {s.n_layers} layers.")
-    model = build(s, device="meta")
-    mappings = {name: tensor_mapping(family, name, s) for name, _ in model.named_parameters()}
-    needed_names = {mapping.name for mapping in mappings.values()}
-    if missing := sorted(needed_names - tensors.keys()):
-        raise StoreError(
-            f"{path!r} lacks the tensor {missing[0]} ({len(missing)} missing in all); download it again."
-        )
-    ignored = family.ignored_tensors if family else r"(?!)"
-    extra = sorted(n for n in tensors.keys() - needed_names - duplicates if not re.fullmatch(ignored, n))
-    if extra:
-        raise StoreError(f"{path!r} contains {extra[0]}, which the model of its config does not have.")
-    for name in sorted(needed_names):
-        if tensors[name].dtype not in machine.FLOATS:
-            raise StoreError(f"{path!r} has {name} in {tensors[name].dtype}; quantized weights are not supported.")
-    if not isinstance(dtype, torch.dtype):
-        stored_dtype = tensors[mappings["token_embedding.table.weight"].name].dtype
-        slow = device.type == "cpu" and stored_dtype in (torch.bfloat16, torch.float16)
-        dtype = torch.float32 if slow and dtype is None else stored_dtype
-    for ours, weight in model.named_parameters():
-        name, shape = mappings[ours].name, mappings[ours].shape(weight.shape)
-        if list(tensors[name].shape) != shape:
-            raise StoreError(
-                f"{path!r} has {name} with shape {list(tensors[name].shape)}, but its config needs {shape}."
-            )
-    # On the CPU and in the stored dtype nothing is copied: the file stays memory-mapped.
-    moved = {name: tensors[name].to(device, dtype) for name in needed_names}
-    state = {ours: mapping.view(moved[mapping.name]) for ours, mapping in mappings.items()}
-    if device.type != "cpu":  # sharding and fused optimizers need contiguous tensors
-        state = {ours: tensor.contiguous() for ours, tensor in state.items()}
-    model.load_state_dict(state, assign=True)
-    return model
-
-
 def save(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadWeight | None = None) -> None:
     """Save a model and its tokenizer as a folder, atomically.
 
@@ -233,9 +192,10 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadW
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     gh.save(gh.build(gh.preset("tiny-encoder")), None, f"{folder}/model")
     ...     sorted(path.name for path in Path(folder, "model").iterdir())
-    ['config.json', 'model.safetensors']
+    ['checksums.json', 'config.json', 'model.safetensors']
     """
-    store.replace_folder(Path(folder).expanduser(), folder_writer(model, tok, read=read), MODEL_FILES)
+    write = with_checksums(folder_writer(model, tok, read=read))
+    store.replace_folder(Path(folder).expanduser(), write, MODEL_FILES)
 
 
 def folder_writer(
@@ -267,7 +227,8 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: Rea
             f"no transformers family can express this model; the nearest is {nearest}, which does not support its "
             f"{', '.join(unsupported[nearest])}."
         )
-    store.replace_folder(Path(folder).expanduser(), _writer(model, tok, weights, family, read), MODEL_FILES)
+    write = with_checksums(_writer(model, tok, weights, family, read))
+    store.replace_folder(Path(folder).expanduser(), write, MODEL_FILES)
     return family.model_type
 
 
@@ -289,15 +250,15 @@ def _families() -> Iterator[tuple[str, Family]]:
     yield from registry.load_entry_points(registry.FAMILIES, Family).items()
 
 
-def _weights(model: Model, read: ReadWeight | None = None) -> dict[str, nn.Parameter]:
+def _weights(model: Model, read: ReadWeight | None = None) -> dict[str, Tensor]:
     """Return the weights to save, after checking that `load` can read them."""
     if lora_layers(model):
         raise InputError("the model has LoRA attached; merge it by lora.merge, or save it by hub.save_adapter.")
-    weights = checked_parameters(model)
+    weights = checked_weights(model)
     for name, weight in weights.items():
         if weight.is_meta and read is None:
             raise InputError(f"{name} is on the device 'meta' and has no data; build the model on another.")
-        if weight.dtype not in machine.FLOATS:
+        if isinstance(weight, nn.Parameter) and weight.dtype not in machine.FLOATS:
             raise InputError(
                 f"{name} is {weight.dtype}, which cannot be saved; convert the model, as by model.float()."
             )

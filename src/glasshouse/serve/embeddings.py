@@ -12,6 +12,7 @@ from starlette.responses import Response
 from torch import Tensor
 
 from glasshouse.embeddings import check_lengths, embed_ids
+from glasshouse.errors import InputError
 from glasshouse.models import Decoder, Encoder
 from glasshouse.models.prompt import check_ids
 from glasshouse.serve.api import KEY, USAGE, Api
@@ -87,7 +88,10 @@ def _read(api: Api, values: Values) -> Work:
 
 
 def _embed(model: Encoder | Decoder, rows: list[list[int]]) -> Tensor:
-    return embed_ids(model, rows).float().cpu()
+    try:
+        return embed_ids(model, rows, normalize=True).float().cpu()  # which clients of this API rely on
+    except InputError as error:  # NaN: the rows were checked
+        raise ApiError(str(error), 500, kind="server_error", headers={"x-should-retry": "false"}) from None
 
 
 def _encoded(vector: Tensor) -> str:
