@@ -303,6 +303,15 @@ def test_rows_of_tokens_are_trained_and_no_others(kind: str, tied: bool) -> None
     assert changed == list(ids)
 
 
+def test_a_matrix_that_is_trained_whole_has_no_rows_of_its_own() -> None:
+    model = make(replace(tiny().spec, head=spec.NextToken(tied=False)))
+    lora.attach(model, LoRA(token_ids=(3,), modules_to_save=("token_embedding",)))
+    assert [*lora.trained_rows(model)] == ["head"]
+    assert model.token_embedding.table.weight.requires_grad
+    assert "token_embedding.table.weight" in lora.adapter_state_dict(model)
+    lora.merge(model)
+
+
 @pytest.mark.parametrize(
     ("choice", "message"),
     [

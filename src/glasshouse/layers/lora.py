@@ -101,13 +101,13 @@ class TrainedRows(nn.Module):
     [1.0, 1.0, 0.0]
     """
 
+    ids: Tensor
+
     def __init__(self, weight: Tensor, ids: tuple[int, ...]) -> None:
         super().__init__()
         where = torch.tensor(ids, device=weight.device)
         self.register_buffer("ids", where, persistent=False)
         self.rows = nn.Parameter(weight.detach()[where])  # as in the matrix, at first
-
-    ids: Tensor
 
     def forward(self, weight: Tensor) -> Tensor:
         """Map the matrix [V, D] to the one with trained rows."""
@@ -141,7 +141,7 @@ def attach(model: nn.Module, config: LoRA) -> None:
     model.requires_grad_(False)
     for module in whole.values():
         module.requires_grad_(True)
-    for owner in matrices.values():
+    for owner in (one for one in matrices.values() if not one.weight.requires_grad):  # else it is trained whole
         parametrize.register_parametrization(owner, "weight", TrainedRows(owner.weight, config.token_ids))
     for name in adapted:
         _replace(model, name, LoRALinear(linears[name], config))
