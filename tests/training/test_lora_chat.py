@@ -116,4 +116,4 @@ def answers(folder: Path) -> dict[str, gh.Completion]:
     assert end is not None
     chats = {word: [{"role": "user", "content": f"Say {word}."}] for word in WORDS}
     ids = [tok.encode_chat(chat, add_generation_prompt=True).ids for chat in chats.values()]
-    return dict(zip(WORDS, gh.generate(model, tok, ids, max_new_tokens=16, end_ids=[end]), strict=True))
+    return dict(zip(WORDS, gh.generate(model, tok, ids, max_new_tokens=16, stop_token_ids=[end]), strict=True))
