@@ -301,6 +301,7 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
 # At a terminal
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_run_at_a_terminal_leaves_it_clean(place: Path) -> None:
     drawn = at_terminal("train", "tiny.toml", "train.eval_every=4", COLUMNS="120", NO_COLOR="1")

@@ -182,6 +182,32 @@ def test_what_peft_would_load_as_something_else_is_refused(
         adapted(name, ATTENTION, tmp_path, **more)
 
 
+@pytest.mark.parametrize(
+    ("tensors", "table", "message"),
+    [
+        (
+            {"base_model.model.model.norm2.weight": torch.ones(40)},
+            {},
+            r"norm2\.weight, which this model has no",
+        ),
+        ({"base_model.model.model.norm.weight": torch.ones(3)}, {}, r"with shape \[3\], but the model needs \[\d+\]"),
+        ({}, {"trainable_token_indices": {"a": [1], "b": [2]}}, "trains rows of other tokens in other modules"),
+        ({}, {"trainable_token_indices": ["x"]}, "trainable_token_indices = .* but they must be lists of ids"),
+        ({}, {"trainable_token_indices": [1]}, "but .* has no weights of them"),
+    ],
+)
+def test_damaged_adapters_are_one_sentence(
+    tensors: dict[str, Tensor], table: dict[str, Any], message: str, saved: Path, folder: Path
+) -> None:
+    path = folder / "adapter_model.safetensors"
+    save_file(load_file(path) | tensors, path)
+    config = json.loads((folder / "adapter_config.json").read_text())
+    (folder / "adapter_config.json").write_text(json.dumps(config | table))
+    model, _ = gh.load(saved / "base")
+    with pytest.raises(gh.StoreError, match=message):
+        hub.load_adapter(model, folder)
+
+
 def check_in_peft(name: str, targets: tuple[str, ...], tmp_path: Path, **more: Any) -> None:  # noqa: ANN401
     ours, choice = adapted(name, targets, tmp_path, **more)
     architecture = json.loads((tmp_path / "base" / "config.json").read_text())["architectures"][0]

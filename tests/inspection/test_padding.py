@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from examples import up_to
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from inspected_models import build_random
 from torch import Tensor
@@ -97,6 +98,7 @@ TOOLS = [attribute, lens, compare, head_scores, ablation, patching, rollout, sim
 
 
 @pytest.mark.parametrize("tool", TOOLS, ids=lambda tool: tool.__name__)
+@settings(max_examples=up_to(60))
 @given(
     row=st.lists(st.integers(1, VOCABULARY - 1), min_size=4, max_size=9),
     padding=st.integers(1, 5),
@@ -117,6 +119,7 @@ def test_a_padded_sequence_is_the_sequence_alone(
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
+@settings(max_examples=up_to(60))
 @given(rows=st.lists(st.lists(st.integers(1, VOCABULARY - 1), min_size=3, max_size=7), min_size=2, max_size=4))
 def test_each_sequence_of_a_batch_is_explained_at_its_own_positions(side: str, rows: list[list[int]]) -> None:
     model, width = MODELS["rotary"], max(map(len, rows))

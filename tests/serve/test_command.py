@@ -148,6 +148,7 @@ def run_without_disk(arguments: list[str], output: Path, faults: Path) -> None:
     main()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="there is no /dev/full")
 def test_a_full_disk_and_an_engine_that_ends(arguments: list[str], tmp_path: Path) -> None:

@@ -92,6 +92,7 @@ def test_lines_are_written_as_text_or_json(capfd: pytest.CaptureFixture[str]) ->
     assert json.loads(fourth)["level"] == "warning"
 
 
+@pytest.mark.long
 def test_a_pipe_that_nobody_reads_holds_up_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     reading, writing = os.pipe()
     with os.fdopen(writing, "w") as pipe:

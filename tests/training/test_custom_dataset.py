@@ -243,6 +243,25 @@ def test_samples_of_a_stream_are_its_items_in_order() -> None:
             assert after.ids[0].tolist() == expected[start + size][:-1]
 
 
+def test_a_stream_keeps_what_threads_may_still_ask_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("glasshouse.data.stream_dataset.KEPT_ITEMS", 8)
+    monkeypatch.setattr("glasshouse.data.stream_dataset.KEPT_STATES", 2)
+    stream = StreamDataset([[number, number] for number in range(5)])
+    assert len(stream) == 5
+    assert stream.origin(7) == "item 7 of the stream"
+    later, earlier = stream.batch([8, 9]), stream.batch([4, 5])
+    assert later.ids.flatten().tolist() == [3, 4]
+    assert earlier.ids.flatten().tolist() == [4, 0]
+    stream.batch([20])
+    with pytest.raises(InputError, match="item 4 of the dataset is gone; the samples of a stream are read in order"):
+        stream.batch([4])
+    saved = StreamDataset(Saved())
+    for number in range(6):
+        saved.batch([number])
+    assert saved.state_at(5) is not None
+    assert saved.state_at(1) is None  # only the last states are kept
+
+
 def _epoch(epoch: int) -> list[list[int]]:
     stream = Stream()
     stream.set_epoch(epoch)
@@ -253,7 +272,7 @@ def _lengths(batch: Batch) -> list[int]:
     return [batch.ids.shape[1]] * len(batch) if batch.lengths is None else batch.lengths.tolist()
 
 
-@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.long), 2])
 def test_a_stream_is_trained_on_and_resumed_where_it_was(workers: int, tmp_path: Path) -> None:
     choices = {"schedule": "constant", "save_every": 3, "steps": 20, "workers": workers}
     train(run(tmp_path, "whole", **choices), progress=False, dataset=(Saved(), Counting(6)))

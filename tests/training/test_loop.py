@@ -384,6 +384,7 @@ def test_early_stopping_keeps_the_best(data_folder: Path) -> None:
         assert weight.equal(saved[name])
 
 
+@pytest.mark.long
 def test_the_ema_is_validated_and_saved(data_folder: Path, put_run: PutRun) -> None:
     put_run("plain")
     run = Run.from_dict(table(data_folder, ema=0.9))

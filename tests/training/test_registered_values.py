@@ -214,7 +214,7 @@ def settings_of(features: tuple[str, ...], data_folder: Path, out: str, **choice
     return {**settings, "model": model}
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @every_module
 def test_a_resumed_run_equals_an_uninterrupted_one(features: tuple[str, ...], data_folder: Path) -> None:
     for out, steps in (("whole", 6), ("resumed", 3), ("resumed", 6)):
