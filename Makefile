@@ -50,7 +50,7 @@ check: $(VENV)/.ready  ## every long suite of a CPU one after the other, then on
 quick: lint  ## ruff, and tests of every package without browser, training runs and killed processes (three minutes)
 	$(TMP) $(PYTEST) -m 'not long and not slow' --ignore=tests/claims tests
 
-examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a sixteenth (fifteen minutes)
+examples: $(VENV)/.ready  ## every example that hypothesis draws, of which make test draws a twenty-fourth (fifteen minutes)
 	$(TMP) EXAMPLES=all $(PYTEST) -m 'not long' --ignore=tests/page --ignore=tests/cli --ignore=tests/hub tests
 
 # Other kernels on the same machine: the plainest instructions, or another blocking of the matmuls; two threads, and

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-SHARE = 1 if os.environ.get("EXAMPLES") == "all" else 16  # make examples draws them all
+SHARE = 1 if os.environ.get("EXAMPLES") == "all" else 24  # make examples draws them all
 
 
 def up_to(number: int) -> int:

@@ -681,6 +681,7 @@ class Terminal:
         os.write(self.ours, text.encode())
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_conversation_at_a_terminal(house: House, start: Start) -> None:
     there = Terminal(start, house["decoder"], "--chat", "--max-new-tokens", "2000", "--min-new-tokens", "2000")

@@ -23,6 +23,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_the_address_is_the_last_line_and_answers_until_ctrl_c(folder: Path, request: pytest.FixtureRequest) -> None:
     started = Forked("look", folder, "--no-browser", "--text", "to be")

@@ -143,6 +143,7 @@ def test_progress_bar_is_drawn_at_a_terminal_only(tmp_path: Path) -> None:
     assert "\x1b" not in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_python_dash_m_is_the_command() -> None:
     words = [sys.executable, "-m", "glasshouse"]

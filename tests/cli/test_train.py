@@ -270,6 +270,7 @@ def test_a_full_disk_keeps_the_settings_of_the_run(
 # Stopped
 
 
+@pytest.mark.long
 @pytest.mark.slow
 @pytest.mark.parametrize("number", first_of([signal.SIGINT, signal.SIGTERM]))
 def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, place: Path, call: Call) -> None:

@@ -398,6 +398,7 @@ def cached_repository(home: Path, folder: Path) -> None:
         (snapshot / path.name).symlink_to(os.path.join("..", "..", "blobs", str(number)))  # noqa: PTH118
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_hub_id_is_found_in_the_cache_without_a_network(tmp_path: Path) -> None:
     model = tiny()

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -107,6 +108,7 @@ class OtherNorm(spec.Norm):
     kind = "other"
 
 
+@pytest.mark.long
 def test_registered_kinds_change_no_plain_model() -> None:
     before = make()
     code = graph(before)

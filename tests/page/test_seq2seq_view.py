@@ -162,7 +162,7 @@ def check_search(page: Page, found: list[gh.Completion]) -> None:
         assert float(drawn.get_attribute("data-value") or "") == node.logprob
 
 
-@pytest.mark.smoke
+@pytest.mark.long
 def test_beam_search_matches_generate(pair: Trained, visit: Visit) -> None:
     page = visit(pair, view="seq2seq", text=SOURCE)
     check_search(page, found_by(*pair, 4, 1.0))

@@ -246,6 +246,7 @@ def test_the_model_is_unchanged(kind: str, autocast_dtype: torch.dtype) -> None:
 PLAIN, CHECKPOINTING = {}, {"activation_checkpointing": True, "ema": 0.9}
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("kind", "choices"),

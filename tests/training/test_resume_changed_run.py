@@ -62,6 +62,7 @@ def test_first_difference_by_hand() -> None:
     assert Cosine(warmup=0, final_factor=1.0).first_difference(100, 200, 100) is None  # which never falls
 
 
+@pytest.mark.long
 @pytest.mark.few(1)
 @pytest.mark.parametrize("schedule", [{"kind": "constant"}, {"kind": "wsd", "decay_fraction": 0.25, "warmup": 2}])
 def test_raising_steps_equals_a_run_started_with_them(schedule: dict[str, Any], data_folder: Path) -> None:

@@ -154,6 +154,7 @@ def test_every_process_writes_its_shard(saved: Path) -> None:
     assert not list((saved / "checkpoints").glob(".*"))
 
 
+@pytest.mark.long
 def test_saved_by_four_and_loaded_by_one(saved: Path, tmp_path: Path) -> None:
     shutil.copytree(saved / "checkpoints", tmp_path / "checkpoints")
     check_restored(make_checkpointer(tmp_path, Processes(), 1), reference(tmp_path))
