@@ -95,18 +95,18 @@ def test_the_adapter_is_pefts(base: Path) -> None:
 
 
 @pytest.mark.long
-def test_it_answers_and_ends_and_without_the_rows_it_does_not(base: Path) -> None:
+def test_it_answers_and_ends_and_without_the_rows_hardly_answers(base: Path) -> None:
     """By README's recipe and settings; how many words two small layers learn to repeat is a matter of the seed."""
     pretrain(base, "trained", steps=150)
     chosen = (f"model.from={base / 'trained' / 'model'}", f"data.path={base / 'chat.jsonl'}", "train.lr=1e-2")
     sizes = ("data.seq_len=64", "train.batch_tokens=2048", "train.steps=300", "train.lora.rank=8")
     found = {}
-    for name, rows in (("trained-rows", ()), ("frozen-rows", ("train.lora.token_ids=300",))):
+    for name, rows in (("trained-rows", ()), ("frozen-rows", ("train.lora.token_ids=[300]",))):
         train(Run.load("finetune-chat", *chosen, *sizes, *rows, f"train.out={base / name}"), progress=False)
         found[name] = answers(base / name)
     assert {one.finish_reason for one in found["trained-rows"].values()} == {"stop"}
-    assert sum(one.text == word for word, one in found["trained-rows"].items()) >= 3
-    assert {one.finish_reason for one in found["frozen-rows"].values()} == {"length"}
+    right = {name: sum(one.text == word for word, one in told.items()) for name, told in found.items()}
+    assert right["trained-rows"] >= 3 > right["frozen-rows"]
 
 
 def answers(folder: Path) -> dict[str, gh.Completion]:
