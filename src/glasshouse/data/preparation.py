@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import warnings
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from glasshouse import store
 from glasshouse.data.corpus import FORMAT, MANIFEST, TOKENIZER, Corpus, Kind, is_source, read_json
 from glasshouse.data.dataset_reader import DatasetReader, file_name, open_reader
 from glasshouse.data.encoding import end_id, make_encoder, start_id
@@ -121,8 +121,8 @@ def _is_unchanged(file: Path, known: object) -> bool:
         case {"name": str(name), "bytes": int(size), "sha256": str(sha256)}:
             if name != file_name(file) or size != file_size(file):
                 return False
-            with read_errors(file), file.open("rb") as opened:
-                return hashlib.file_digest(opened, "sha256").hexdigest() == sha256
+            with read_errors(file):
+                return store.sha256(file) == sha256
     return False
 
 

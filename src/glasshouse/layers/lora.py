@@ -149,14 +149,9 @@ def attach(model: nn.Module, config: LoRA) -> None:
 
 def _modules_to_save(model: nn.Module, config: LoRA, adapted: list[str]) -> dict[str, nn.Module]:
     """Return the modules that are trained whole; none may have a layer that gets an adapter."""
-    modules = {name: module for name, module in model.named_modules() if name}
     found: dict[str, nn.Module] = {}
     for pattern in config.modules_to_save:
-        matched = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
-        if not matched:
-            raise InputError(
-                f"modules_to_save has {pattern!r}, which matches no module; {did_you_mean(pattern, modules)}"
-            )
+        matched = matching_modules(model, pattern, "modules_to_save")
         for name in matched:
             if within := next((one for one in adapted if f"{one}.".startswith(f"{name}.")), None):
                 raise InputError(
@@ -165,6 +160,15 @@ def _modules_to_save(model: nn.Module, config: LoRA, adapted: list[str]) -> dict
                 )
         found |= matched
     return found
+
+
+def matching_modules(model: nn.Module, pattern: str, setting: str) -> dict[str, nn.Module]:
+    """Return the modules whose names match a pattern with wildcards; raise, with the `setting`, if there are none."""
+    modules = {name: module for name, module in model.named_modules() if name}
+    matched = {name: module for name, module in modules.items() if fnmatchcase(name, pattern)}
+    if not matched:
+        raise InputError(f"{setting} has {pattern!r}, which matches no module; {did_you_mean(pattern, modules)}")
+    return matched
 
 
 def _token_matrices(model: nn.Module, config: LoRA) -> dict[str, Any]:

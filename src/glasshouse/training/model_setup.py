@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -284,14 +283,8 @@ def freeze(model: nn.Module, patterns: Iterable[str]) -> None:
     >>> [name for name, weight in model.named_parameters() if weight.requires_grad][0]
     'stack.blocks.1.attention.norm.weight'
     """
-    modules = {name: module for name, module in model.named_modules() if name}
     for pattern in patterns:
-        matched = [module for name, module in modules.items() if fnmatchcase(name, pattern)]
-        if not matched:
-            raise InputError(
-                f"train.freeze has {pattern!r}, which matches no module; {config.did_you_mean(pattern, modules)}"
-            )
-        for module in matched:
+        for module in lora.matching_modules(model, pattern, "train.freeze").values():
             module.requires_grad_(False)
 
 
