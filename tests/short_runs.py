@@ -1,4 +1,4 @@
-"""Fixtures of all tests: runs measure no matmul peak and draw no plots, which would take longer than their steps."""
+"""Fixtures of all tests: what runs do around their steps and takes longer than these is shortened or left out."""
 
 from __future__ import annotations
 
@@ -7,22 +7,24 @@ from collections.abc import Iterator
 import pytest
 
 from glasshouse import device
-from glasshouse.training import plots
+from glasshouse.training import checkpoint_log, plots
 
-PEAK, DRAW = device.measure_peak_flops, plots.draw
+PEAK, DRAW, NEW_TOKENS = device.measure_peak_flops, plots.draw, checkpoint_log.NEW_TOKENS
 
 
 @pytest.fixture(scope="session", autouse=True)
 def short_runs() -> Iterator[None]:
-    """Leave both out of every run; they have tests of their own."""
+    """Measure no matmul peak, draw no plots and sample few tokens; all of them have tests of their own."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(device, "measure_peak_flops", lambda *_, **__: 1e12)
         patch.setattr(plots, "draw", lambda *_: [])
+        patch.setattr(checkpoint_log, "NEW_TOKENS", 4)
         yield
 
 
 @pytest.fixture
 def whole_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have both, as a user does."""
+    """Have all of it, as a user does."""
     monkeypatch.setattr(device, "measure_peak_flops", PEAK)
     monkeypatch.setattr(plots, "draw", DRAW)
+    monkeypatch.setattr(checkpoint_log, "NEW_TOKENS", NEW_TOKENS)

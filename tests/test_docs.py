@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+import source
 
 import glasshouse as gh
 from glasshouse.config import Settings
@@ -132,7 +133,7 @@ def test_the_reference_has_every_preset_recipe_and_command() -> None:
 def test_every_message_in_troubleshooting_is_one_of_the_program() -> None:
     literals = set()
     for path in (ROOT / "src/glasshouse").rglob("*.py"):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in ast.walk(source.parse(path)):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 literals.add(node.value)
     rows = re.findall(r"^\| `(.*?)` \|", (DOCS / "troubleshooting.md").read_text(encoding="utf-8"), re.MULTILINE)

@@ -1,6 +1,6 @@
 """A package installed beside this one adds an attention, an objective, a callback, a family, a recipe and a view.
 
-`tests/extension_package` is installed by pip, without network, into a folder of its own. Commands that have the
+The wheel of `tests/extension_package` is installed into a folder of its own. Commands that have the
 folder on their path know all of it; commands that have not refuse its folders in one sentence.
 """
 
@@ -18,10 +18,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from zipfile import ZipFile
 
 import chromium
 import pytest
 import torch
+from hatchling.builders.wheel import WheelBuilder
 from playwright.sync_api import expect, sync_playwright
 from processes import FORKS, SECONDS
 
@@ -38,9 +40,10 @@ TEXT = "to be or not to be, that is the question: whether tis nobler in the mind
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder that the package is installed in."""
     folder = tmp_path_factory.mktemp("site")
-    offline = ("--quiet", "--no-index", "--no-build-isolation", "--no-deps", "--disable-pip-version-check")
-    command = [sys.executable, "-m", "pip", "install", *offline, "--target", str(folder), str(PACKAGE)]
-    subprocess.run(command, check=True)
+    builder = WheelBuilder(str(PACKAGE))
+    (wheel,) = builder.build(directory=str(tmp_path_factory.mktemp("wheel")), versions=["standard"])
+    with ZipFile(wheel) as file:
+        file.extractall(folder)
     assert (folder / "glasshouse_gated-0.1.dist-info/entry_points.txt").is_file()
     return folder
 

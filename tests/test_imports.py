@@ -6,6 +6,8 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+import source
+
 import glasshouse
 
 LAYERS = [
@@ -31,8 +33,11 @@ ROOT = Path(glasshouse.__file__).parent
 
 def imports(path: Path) -> Iterator[tuple[str, bool]]:
     """Yield the package of each import of ours, and whether the import is inside a function."""
-    tree = ast.parse(path.read_text())
-    nested = {id(node) for f in ast.walk(tree) if isinstance(f, ast.FunctionDef) for node in ast.walk(f)}
+    tree = source.parse(path)
+    nested = set[int]()
+    for function in ast.walk(tree):
+        if isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef) and id(function) not in nested:
+            nested.update(id(node) for node in ast.walk(function))
     for node in ast.walk(tree):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module == "glasshouse":

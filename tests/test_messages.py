@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import source
 import typer
 
 import glasshouse as gh
@@ -35,7 +36,7 @@ SUFFIXES = {"safetensors", "toml", "json", "jsonl", "txt", "py"}  # train.txt, m
 
 def strings(path: Path) -> Iterator[tuple[int, str, str]]:
     """Yield all strings of a file but docstrings, an f-string with {} for what is filled in, and their functions."""
-    tree = ast.parse(path.read_text())
+    tree = source.parse(path)
     skipped = set()
     function = {
         id(node): outer.name for outer in tree.body if isinstance(outer, ast.FunctionDef) for node in ast.walk(outer)

@@ -319,7 +319,7 @@ def test_m5_long_contexts_train_and_run(position: str, length: int) -> None:
 
 def test_m6_one_parallel_pass_equals_sequential_steps(assert_close: AssertClose) -> None:
     """S losses and gradients of one teacher-forced pass equal those of S sequential steps; prints the time ratio."""
-    length = 128
+    length = 64
     spec = gh.preset("gpt2", vocab_size=64, d_model=64, n_layers=2, n_heads=4, max_len=length)
     model = gh.build(spec, dtype=torch.float64).eval()
     parameters = list(model.parameters())

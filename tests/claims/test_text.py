@@ -32,7 +32,7 @@ def tok() -> gh.Tokenizer:
 def test_t1_ids_are_below_vocab_size_and_decode_to_the_same_bytes(tok: gh.Tokenizer) -> None:
     rng = random.Random(0)
     texts = [HELD_OUT.encode(), "naïve 中文 😀\r\n".encode(), b"\x00\xff\xfe", b""]
-    texts += [rng.randbytes(rng.randrange(200)) for _ in range(200)]
+    texts += [rng.randbytes(rng.randrange(200)) for _ in range(50)]
     for text in texts:
         ids = tok.encode(text)
         assert all(0 <= number < len(tok) for number in ids)

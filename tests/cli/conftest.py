@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import io
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import typer
 
 import glasshouse as gh
 from cli.runner import Call, Done
 from glasshouse.cli import main
+
+
+@pytest.fixture(scope="session", autouse=True)
+def commands_made_once() -> Iterator[None]:
+    """Typer makes all commands anew for each that is called, in 60 ms."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        yield
 
 
 @pytest.fixture

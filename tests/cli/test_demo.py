@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import glasshouse as gh
 from cli.runner import Call
 from glasshouse.cli import demo
 
@@ -68,6 +69,8 @@ def test_an_earlier_run_is_kept(tmp_path: Path) -> None:
 
 
 def test_steps_fit_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    small = gh.Run.load("demo", "model.n_layers=1", "data.vocab_size=512", "train.batch_tokens=256")
+    monkeypatch.setattr(gh.Run, "load", lambda name: small)
     monkeypatch.setattr(demo, "FEWEST", 1)
     steps, seconds = demo._steps_for(10)
     assert steps == max(1, min(demo.MOST, round(10 / seconds)))

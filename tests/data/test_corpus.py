@@ -11,12 +11,12 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from itertools import islice
 from pathlib import Path
 
 import numpy as np
+import processes
 import pytest
 from examples import up_to
 from hypothesis import HealthCheck, given, settings
@@ -490,35 +490,27 @@ def test_stopped_anywhere_it_resumes_to_the_same_files(
             assert contents(tmp_path / f"{victim}{stop}") == expected
 
 
+def prepare_up_to(place: Path, folder: str, limit: int) -> None:
+    def kill_beyond(stage: str, done: int, total: int) -> None:
+        if done > limit:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    os.chdir(place)
+    preparation.BATCH_BYTES = 20_000
+    gh.data.dataset_reader.CHUNK_BYTES = 5_000
+    gh.data.prepare("*.txt", gh.Tokenizer.load("tok"), folder, shard_tokens=20_000, progress=kill_beyond)
+
+
 @pytest.mark.slow
 def test_killed_it_resumes_to_the_same_files(tmp_path: Path, tok: gh.Tokenizer) -> None:
     tok.save(tmp_path / "tok")
     for number in range(4):
         (tmp_path / f"{number}.txt").write_text(ENGLISH[number * 100_000 :][:90_000])
-    program = textwrap.dedent("""
-        import os, signal, sys
-        import glasshouse as gh
-        from glasshouse.data import preparation
-        preparation.BATCH_BYTES = 20_000
-        folder, limit = sys.argv[1], int(sys.argv[2])
-        def progress(stage, done, total):
-            if done > limit:
-                os.kill(os.getpid(), signal.SIGKILL)
-        tok = gh.Tokenizer.load("tok")
-        gh.data.dataset_reader.CHUNK_BYTES = 5_000
-        gh.data.prepare("*.txt", tok, folder, shard_tokens=20_000, progress=progress)
-    """)
-
-    def run(folder: str, limit: int) -> int:
-        return subprocess.run(
-            [sys.executable, "-c", program, folder, str(limit)], cwd=tmp_path, env=os.environ, timeout=120
-        ).returncode
-
     size = sum((tmp_path / f"{number}.txt").stat().st_size for number in range(4))
-    assert run("whole", size) == 0
-    assert run("killed", size * 2 // 3) == -signal.SIGKILL
+    assert processes.run(prepare_up_to, tmp_path, "whole", size) == 0
+    assert processes.run(prepare_up_to, tmp_path, "killed", size * 2 // 3) == -signal.SIGKILL
     assert (tmp_path / "killed" / "progress.json").exists()
-    assert run("killed", size) == 0
+    assert processes.run(prepare_up_to, tmp_path, "killed", size) == 0
     assert contents(tmp_path / "killed") == contents(tmp_path / "whole")
 
 

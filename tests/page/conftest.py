@@ -55,7 +55,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         {
             "model": {"preset": "tiny-decoder"},
             "data": {"path": str(folder / "text.txt"), "seq_len": 48, "vocab_size": 300},
-            "train": {"steps": 60, "batch_tokens": 768, "lr": 5e-3, "save_every": 20, "eval_every": 20},
+            "train": {"steps": 60, "batch_tokens": 384, "lr": 5e-3, "save_every": 20, "eval_every": 20},
         },
     )
 

@@ -68,7 +68,8 @@ def greedy(
     return ids[len(prompt) :]
 
 
-def test_text_prompts_are_continued(data_folder: Path) -> None:
+def test_text_prompts_are_continued(data_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint_log, "NEW_TOKENS", 48)
     for number in range(8):
         (data_folder / f"{number}.txt").write_text(f"{number} {SAYING}" * 3)
     settings = logged_table(
