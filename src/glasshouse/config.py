@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import tomli_w
 
@@ -60,6 +60,9 @@ class Settings:
 
     def check(self) -> None:
         """Raise for invalid values of the right type."""
+
+    def __deepcopy__(self, memo: object) -> Self:
+        return self  # it is frozen, and modules that are copied for inference hold many
 
 
 @functools.cache
