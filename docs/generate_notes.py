@@ -70,8 +70,8 @@ def notes_page() -> str:
 def _card(part: notes.Part, one: notes.Statement) -> Iterator[str]:
     yield f"### {one.number}: {one.title}\n"
     yield f"{one.says}.\n"
-    if one.untrue:
-        yield f"**Not as the notes have it.** {one.untrue}\n"
+    if one.slip:
+        yield f"**A common slip:** {one.slip}\n"
     if said := _measured(one):
         yield f"Measured ({part.measured_on}): {said}.\n"
     yield f"Shown by {one.shown_by}.\n"

@@ -349,6 +349,17 @@ def test_p5_learned_positions_are_trained(build_model: BuildModel) -> None:
     assert changed.tolist() == [position < 9 for position in range(model.spec.max_len)]
 
 
+def test_p5_a_lookup_is_a_product_with_the_one_hot_matrix(build_model: BuildModel, assert_close: AssertClose) -> None:
+    """I_P, S x L with ones on the diagonal, times the table gives what is added to S tokens."""
+    model = build_model("decoder", position="learned")
+    position, (length, width) = model.stack.position, model.stack.position.table.weight.shape
+    for s in (1, 9, length):
+        one_hot = [[float(row == column) for column in range(length)] for row in range(s)]
+        product = torch.tensor(one_hot, dtype=torch.float64) @ position.table.weight
+        added = position.embed(torch.zeros(1, s, width, dtype=torch.float64), torch.arange(s)[None])[0]
+        assert_close(added, product)
+
+
 # P7: rotary positions ---------------------------------------------------------------------------------------
 
 ROTARY = {

@@ -72,11 +72,20 @@ def test_p8_nearest_token_of_the_sum_is_the_token(trained: bool) -> None:
         found = torch.cdist(tokens + place, tokens).argmin(-1)
         assert found.tolist() == list(range(len(tokens)))
     ratio = (encoded.norm(dim=-1).mean() / tokens.norm(dim=-1).mean()).item()
-    print(f"\nP8 {'dates-1m' if trained else 'as initialised'}: position has {ratio:.3f} of the token's norm")
+    sums = tokens + encoded[:, None]  # at each position, each token
+    angles = torch.rad2deg(F.cosine_similarity(sums, tokens.expand_as(sums), dim=-1).clamp(-1, 1).acos())
+    name = "dates-1m" if trained else "as initialised"
+    print(f"\nP8 {name}: position has {ratio:.3f} of the token's norm, and turns it by {angles.mean():.1f} degrees")
+    # A step of the length |p| turns a vector of the length |t| > |p| by at most asin(|p| / |t|).
+    most = encoded.norm(dim=-1)[:, None] / tokens.norm(dim=-1)
+    assert bool((angles <= torch.rad2deg(most.clamp(max=1).asin()) + 0.1)[most < 1].all())
+    assert angles.mean() > 20
     assert ratio > 0.4  # by no means small
     if not trained:
         # sqrt(D / 2) over sqrt(D), the norm of unit-variance vectors; 256 of width 64 vary by 1 / sqrt(2 * 64 * 256).
         assert ratio == pytest.approx(math.sqrt(1 / 2), abs=5 / math.sqrt(2 * 64 * 256))
+        # A position is at a right angle to a random token on average: atan(0.71), 35 degrees.
+        assert angles.mean() == pytest.approx(math.degrees(math.atan(math.sqrt(1 / 2))), abs=2)
 
 
 # P9

@@ -177,11 +177,11 @@ def test_keys_links_and_examples(bundled: Trained, visit: Visit) -> None:
     for example in notes.EXAMPLES:
         page.get_by_role("button", name=example.title or example.text, exact=True).click()
         settle(page)
-        assert page.get_by_test_id("box-text").input_value() == example.text
+        expect(page.locator(f"#card-{example.card}")).to_have_class("card open")
+        # The ids of the last are beyond this vocabulary, so the text stays.
+        said = example.text or notes.EXAMPLES[-2].text
+        assert page.get_by_test_id("box-text").input_value() == said
         assert not page.locator(".trouble").filter(visible=True).count()
-    ids = [one % bundled[0].spec.vocab_size for one in notes.EXAMPLES[-1].ids]
-    tokens = page.locator("[data-testid=strip-text] .token").all()
-    assert [int(one.get_attribute("data-id") or -1) for one in tokens][-4:] == ids
 
 
 def test_questions_are_answered(bundled: Trained, visit: Visit) -> None:

@@ -36,7 +36,7 @@ class Statement(Settings):
     try_it: str  # what to do with the live figure
     code: str  # module:name of what does it in this package
     line: str = ""  # the line of that which does it
-    untrue: str = ""  # what the notes say and is not true as it stands
+    slip: str = ""  # what is often said or written of it and is wrong or loose, and why
     thresholds: tuple[Threshold, ...] = ()  # of the figures of `make claims`, where it needs training
 
 
@@ -65,21 +65,23 @@ class Part(Settings):
 
 @dataclass(frozen=True)
 class Example:
-    """An example of the notes: a text, or ids."""
+    """An example of the lectures, which a card works through: a text, or ids."""
 
     text: str
+    card: str
     title: str = ""  # where the text is too long for a button
     ids: tuple[int, ...] = ()
 
 
 EXAMPLES = (
-    Example("thanks for all the fish"),
-    Example("Thinking Machines"),
+    Example("thanks for all the fish", "M4"),
+    Example("Thinking Machines", "A6"),
     Example(
         "Sarah was walking in the park with her cat, Alex. She was wearing a beautiful gold watch.",
+        "V4",
         "Sarah, her cat, and She",
     ),
-    Example("", "ids 5, 4000, 10532, 2224", (5, 4000, 10532, 2224)),
+    Example("", "E2", "ids 5, 4000, 10532, 2224", (5, 4000, 10532, 2224)),
 )
 
 

@@ -16,7 +16,7 @@ from glasshouse.config import JsonDict, Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.page.forward_pass import ForwardPass, Prompt
-from glasshouse.page.notes import attention, block, embedding, heads, inspection, models, positions, text
+from glasshouse.page.notes import attention, block, embedding, families, heads, inspection, models, positions, text
 from glasshouse.page.notes.figure import Scene, lines
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View
@@ -27,6 +27,7 @@ FIGURES = {
     **positions.FIGURES,
     **attention.FIGURES,
     **heads.FIGURES,
+    **families.FIGURES,
     **block.FIGURES,
     **models.FIGURES,
     **inspection.FIGURES,
@@ -66,8 +67,7 @@ def _card(part: notes.Part, one: notes.Statement) -> JsonDict:
     path, line = source_line(one)
     return {
         **{
-            name: getattr(one, name)
-            for name in ("number", "title", "says", "untrue", "shown_by", "measured", "try_it")
+            name: getattr(one, name) for name in ("number", "title", "says", "slip", "shown_by", "measured", "try_it")
         },
         "code": {"path": path, "line": line, "name": one.code.partition(":")[2], "text": one.line},
         "measured_pieces": list(filter(None, (measured_lines(one.number), measured_table(part, one.number)))),

@@ -38,7 +38,7 @@ export class Card {
     this.slider?.show(control.start);
     this.figure = h("div", { class: "figure-box", role: "group", "aria-label": `figure of ${given.number}`, data: { testid: `figure-${given.number}` } });
     put(this.inside,
-      given.untrue ? h("p", { class: "untrue" }, h("strong", {}, "Not as the notes have it. "), inline(given.untrue)) : null,
+      given.slip ? h("p", { class: "slip" }, h("strong", {}, "A common slip: "), inline(given.slip)) : null,
       given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,

@@ -46,13 +46,16 @@ class Notes {
       h("button", { type: "button", class: "tool", data: { testid: "example" }, on: { click: () => this.choose(one) } }, one.title || one.text)));
   }
 
-  /** Put an example of the notes into the prompt; ids beyond the vocabulary wrap around. */
-  choose({ text, ids }) {
+  /** Open the card that works an example through, and put the example into the prompt of a model that can take it. */
+  choose({ text, ids, card }) {
     const { model } = this.context;
-    const given = ids.map((one) => one % model.vocab_size);
-    if (ids.length && !model.tokenizer) this.context.set({ text: given.join(" "), appended: [], masked: [], token: -1 });
-    else if (ids.length && model.kind !== "decoder") this.context.set({ text: ids.join(", "), appended: [], masked: [], token: -1 });
-    else this.context.set({ text: model.tokenizer || !text ? text : [...text].map((one) => one.codePointAt(0) % model.vocab_size).join(" "), appended: given, masked: [], token: -1 });
+    const opened = { notes_card: card, notes_value: undefined };
+    const prompt = { appended: [], masked: [], token: -1 };
+    const fits = ids.length && Math.max(...ids) < model.vocab_size;
+    if (text && model.tokenizer) this.context.set({ ...opened, ...prompt, text });
+    else if (fits && !model.tokenizer) this.context.set({ ...opened, ...prompt, text: ids.join(" ") });
+    else if (fits && model.kind === "decoder") this.context.set({ ...opened, ...prompt, text: "", appended: ids });
+    else this.context.set(opened);
   }
 
   /** The number of the open card: the first one unless another is chosen. */
