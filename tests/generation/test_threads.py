@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from processes import SECONDS
 
 import glasshouse as gh
 from glasshouse.generation import Request, SamplingParams
 
-TIMEOUT = 120  # seconds
+TIMEOUT = SECONDS  # with a thousand times the switches and under coverage, a busy machine takes minutes
 THREADS = 6
 TOK = gh.Tokenizer.train(texts=["to be or not to be, that is the question"], vocab_size=270)
 
