@@ -472,7 +472,8 @@ def solve(question: str, same: str) -> tuple[str | None, str]:
     shown = same if "the same" in question else quoted[1] if quoted else question.split(": ", 1)[1].rstrip(".?")
     assert shown
     items = shown.split(", ")
-    question = question if "the same" in question else question.replace(shown, "")
+    if "the same" not in question:  # without the word that it is about, which "letters" can be
+        question = "".join(question.rpartition(shown)[::2])
     if "spell" in question.lower() or "letter by letter" in question:
         answer = shown[0]
         for letter in shown[1:]:
