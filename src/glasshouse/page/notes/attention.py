@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.config import JsonDict
-from glasshouse.layers.attend import Attend
+from glasshouse.layers.layout import make_layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.page.notes.figure import (
     WIDE,
@@ -20,6 +20,7 @@ from glasshouse.page.notes.figure import (
     bars,
     facts,
     generator,
+    initialised,
     largest_difference,
     lines,
     matrix,
@@ -254,9 +255,7 @@ def retrieval(scene: Scene) -> list[JsonDict]:
     later = torch.ones_like(scores, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(later, -math.inf).softmax(-1)
     found = weights @ x
-    kernel = Attend(1.0, 0.0)
-    one = x[None, None]
-    layer = (kernel.pattern(kernel.scores(one, one, ~later)) @ one)[0, 0]
+    layer = _identity_layer(x)
     back = F.cosine_similarity(found[scene.place][None], x, dim=-1)
     named: JsonDict = {"rows": scene.labels, "columns": scene.labels, "row": scene.place}
     return [
@@ -273,6 +272,24 @@ def retrieval(scene: Scene) -> list[JsonDict]:
             ("mean weight on the token itself", float(weights.diagonal().mean())),
         ),
     ]
+
+
+def _identity_layer(x: Tensor) -> Tensor:
+    """Return the output of a layer of causal attention with one head, identity matrices and scale 1, [S, D]."""
+    sizes: JsonDict = {
+        "vocab_size": 1,
+        "d_model": x.shape[1],
+        "n_heads": 1,
+        "n_kv_heads": 1,
+        "n_layers": 1,
+        "d_ff": 1,
+    }
+    stack = initialised("decoder", **sizes, position="none", qk_norm=False, attention_scale=1.0).stack
+    (layer,) = stack.attention_layers("attention")
+    for linear in (layer.query, layer.key, layer.value, layer.out):
+        nn.init.eye_(linear.weight)
+    layout = make_layout(torch.zeros(1, len(x), dtype=torch.long))
+    return layer(x[None].cpu(), stack.context(layout, x.dtype))[0].to(x.device)
 
 
 FIGURES = {
