@@ -1,6 +1,6 @@
-"""Figures of the cards without a browser: what a card draws, as tensors and plain Python, beside its model and inputs.
+"""Figures of the cards without a browser: what a card draws, as tensors and plain Python, and what it is drawn from.
 
-The tests compute each of these numbers anew, by another route: loops, torch.nn, a second forward pass, a second model.
+The tests compute each of these numbers anew, by another route: loops, torch.nn, a second pass, a second model.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from glasshouse.text import visible_token
 
 LIMIT = 40  # tokens that a figure shows
 WIDE = 48  # coordinates
+WINDOW = 9  # keys that every other layer of the model "gemma" sees
 PYTHON = """def größe(x, y):  # 中 😀
     return x + y
 
@@ -91,6 +92,13 @@ class Opened:
     def causal(self) -> bool:
         return self.model.spec.kind != "encoder"
 
+    def visible(self, query: int, layer: int | None = None) -> list[int]:
+        """Return the keys that a query of a layer sees, among the tokens shown."""
+        window = self.model.spec.window(self.layer if layer is None else layer)
+        if not self.causal:
+            return [*range(self.shown)]
+        return [key for key in range(query + 1) if not window or query - key < window]
+
     def record(self, *names: str) -> list[Tensor]:
         """Return sites of the stack below the head from a forward pass of our own, without the batch axis."""
         full = [self.prefix + name for name in names]
@@ -145,9 +153,10 @@ def opened(name: str) -> Opened:
         case "bert":  # post-norm, and no mask
             model = tiny("encoder", norm_placement="post", final_norm=False, n_segments=2)
             return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=5)
-        case "gemma":  # norms on both sides, rotary, gated, tanh of the scores
+        case "gemma":  # norms on both sides, rotary, gated, tanh of the scores, a window in every other layer
             choices = {"norm": "rms", "norm_placement": "sandwich", "position": "rotary", "attention_softcap": 3.0}
-            model = tiny("decoder", n_kv_heads=3, feedforward="swiglu", qkv_bias=False, d_head=8, **choices)
+            sizes = {"n_kv_heads": 3, "d_head": 8, "windows": [WINDOW, 0]}
+            model = tiny("decoder", feedforward="swiglu", qkv_bias=False, **choices, **sizes)
             return Opened(_in_memory(model), Prompt(IDS), layer=0, head=3, position=12)
     raise ValueError(name)
 
@@ -309,7 +318,10 @@ def decode(packed: dict[str, Any]) -> Tensor:
 def on(number: str, *names: str) -> Callable[..., Any]:
     """Parametrize a test with a card on models and places of its slider, all but the first of which are long."""
     control = FIGURES[number].control
-    values = [None] if control is None else [control.start, control.low, control.high]
+    values: list[float | None] = [None]
+    if control is not None:
+        middle = (control.low + control.high) // 2  # where the slider starts at an end
+        values = [*dict.fromkeys([control.start, control.low, control.high, middle])][:3]
     cases = [Case(number, name, value) for name in names for value in values]
     return pytest.mark.parametrize("drawn", first_of(cases), indirect=True, ids=str)
 

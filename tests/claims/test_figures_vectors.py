@@ -233,8 +233,8 @@ def with_added_positions(drawn: Drawn) -> tuple[Opened, list[int], list[str]]:
         return drawn.model, drawn.model.ids[: drawn.model.shown], drawn.model.labels
     one = bundled("dates-1m")
     assert drawn.texts == [
-        "The open model's positions (rotary) add nothing to the embeddings; this shows dates-1m, which comes with the "
-        "package."
+        "The open model's positions (rotary) add nothing to the embeddings; this shows dates-1m, which comes with "
+        "the package."
     ]
     ids = one.inputs[0][0].tolist()
     return one, ids, labels(ids, one.tok)
@@ -267,8 +267,8 @@ def test_figure_p7(drawn: Drawn) -> None:
         else "The open model is not rotary; this is rotary attention of width 32."
     ]
     q, k = torch.randn(2, width, generator=torch.Generator().manual_seed(0)).tolist()
-    # Coordinates i and i + width / 2 are one complex number, turned by its speed times the position: so a score is the
-    # real part of q conj(k) turned by the offset, wherever the query is.
+    # Coordinates i and i + width / 2 are one complex number, turned by its speed times the position: so a score is
+    # the real part of q conj(k) turned by the offset, wherever the query is.
     half = width // 2
     speeds = [10_000 ** (-2 * i / width) for i in range(half)]
 

@@ -24,6 +24,7 @@ from glasshouse.page.notes.figure import (
     largest_difference,
     lines,
     matrix,
+    normed_output,
     sentence,
     shapes,
     strongest,
@@ -198,7 +199,7 @@ def joined_heads(scene: Scene) -> list[JsonDict]:
     """A6."""
     z, layer = scene.site("z")[:, scene.place], scene.attention
     out = layer.out(z.flatten().to(layer.out.weight.dtype) if hasattr(layer.out, "weight") else z.flatten()).float()
-    recorded = scene.site("attn_out")[scene.place]
+    added, recorded = normed_output(scene.stack.blocks[scene.layer].attention, out), scene.site("attn_out")
     heads = [f"head {i}" for i in range(len(z))]
     return [
         matrix("the outputs of all heads at this token", z[:, :WIDE], rows=heads, signed=True, row=scene.head),
@@ -209,7 +210,7 @@ def joined_heads(scene: Scene) -> list[JsonDict]:
             rows=["output"],
             signed=True,
         ),
-        facts(("largest difference from gh.record", largest_difference(out, recorded))),
+        facts(("largest difference from gh.record", largest_difference(added, recorded[scene.place]))),
     ]
 
 
@@ -217,19 +218,16 @@ def lookups(scene: Scene) -> list[JsonDict]:
     """A7."""
     q, k, v = scene.kernel()
     shared = scene.head // (len(q) // len(k))
-    scale, z = scene.attention.attend.scale, scene.site("z")[scene.head]
-    causal = scene.stack.causal
+    attend, z = scene.attention.attend, scene.site("z")[scene.head]
+    causal, visible = scene.stack.causal, scene.scores()[scene.head] > -math.inf
     rows = []
     for i in range(scene.length):
-        end = i + 1 if causal else scene.length
-        weights = (scale * (k[shared, :end] @ q[scene.head, i])).softmax(0)
-        rows.append(weights @ v[shared, :end])
+        scores = attend.scale * (k[shared, visible[i]] @ q[scene.head, i])
+        scores = scores if attend.softcap is None else attend.softcap * (scores / attend.softcap).tanh()
+        rows.append(scores.softmax(0) @ v[shared, visible[i]])
     alone, i = torch.stack(rows), scene.place
     end = i + 1 if causal else scene.length
-    plain = (
-        scene.model.spec.attention_softcap is None
-        and scene.stack.position.bias(torch.zeros(1, 1).long(), torch.zeros(1, 1).long()) is None
-    )
+    plain = scene.stack.position.bias(torch.zeros(1, 1).long(), torch.zeros(1, 1).long()) is None
     return [
         strongest(
             f"one lookup: “{scene.labels[i]}” against {'itself and those before' if causal else 'all'}",

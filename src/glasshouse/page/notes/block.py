@@ -29,6 +29,7 @@ from glasshouse.page.notes.figure import (
     largest_difference,
     lines,
     matrix,
+    normed_output,
     sentence,
     shapes,
     table,
@@ -106,7 +107,8 @@ def feedforward(scene: Scene) -> list[JsonDict]:
     block: Any = scene.stack.blocks[scene.layer]
     layer = next(m for m in block.feedforward.modules() if hasattr(m, "down"))
     hidden = scene.site("hidden")[scene.place]
-    out, recorded = layer.down(hidden.to(layer.down.weight.dtype)).float(), scene.site("ffn_out")
+    out = normed_output(block.feedforward, layer.down(hidden.to(layer.down.weight.dtype))).float()
+    recorded = scene.site("ffn_out")
     s = scene.model.spec
     shown = hidden[: 4 * WIDE].view(-1, WIDE) if len(hidden) >= 4 * WIDE else hidden[None]
     gated = [sentence("Gated: act(x gate) * (x up), with a third matrix, takes the place of ReLU(x up).")]
@@ -142,8 +144,8 @@ def stream_sum(scene: Scene) -> list[JsonDict]:
     parts += [(name, seen[site][0, place].float()) for name, site in names.items()]
     total = torch.stack([one for _, one in parts]).sum(0)
     recorded = scene.stream(depth)[place]
-    plain = isinstance(scene.stack.blocks[0].attention, PreNorm)
-    said = "" if plain else " (with norms after the sum it is none: they rescale it)"
+    post = isinstance(scene.stack.blocks[0].attention, PostNorm)
+    said = " (with norms after the sum it is none: they rescale it)" if post else ""
     return [
         bars(
             "norm of what each part adds to this token's vector", ((name, float(one.norm())) for name, one in parts)

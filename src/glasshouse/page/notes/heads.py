@@ -236,16 +236,16 @@ def cache_size(scene: Scene) -> list[JsonDict]:
 def own_score(scene: Scene) -> list[JsonDict]:
     """A15."""
     count, layers = int(scene.value), len(scene.stack.blocks)
-    ranks = []
+    ranks, seen = [], []
     for layer in range(layers):
         found = scene.scores(layer)
+        seen.append((found[0, count:] > -math.inf).sum(-1))  # keys of each query
         ranks.append((found > found.diagonal(dim1=-2, dim2=-1)[..., None]).sum(-1))  # how many score higher
     among = (torch.stack(ranks) < count).float()[..., count:]  # queries whose choice is not certain
     if among.shape[-1] == 0:
         return [sentence("The text is too short; write a longer one.")]
     share = among.mean(-1)
-    seen = [i + 1 if scene.stack.causal else scene.length for i in range(count, scene.length)]
-    even = sum(count / one for one in seen) / len(seen)
+    even = float((count / torch.stack(seen)).mean())
     return [
         matrix(
             f"share of tokens that score themselves among the first {count}",
