@@ -202,7 +202,7 @@ def shapes(*named: tuple[str, Sequence[int]]) -> JsonDict:
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference."""
-    return float((a.float() - b.float()).abs().max())
+    return float((a.cpu().double() - b.cpu().double()).abs().max())
 
 
 def normed_output(part: Any, out: Tensor) -> Tensor:  # noqa: ANN401 - a residual connection
