@@ -156,8 +156,12 @@ def opened(name: str) -> Opened:
         case "gemma":  # norms on both sides, rotary, gated, tanh of the scores, a window in every other layer
             choices = {"norm": "rms", "norm_placement": "sandwich", "position": "rotary", "attention_softcap": 3.0}
             sizes = {"n_kv_heads": 3, "d_head": 8, "windows": [WINDOW, 0]}
-            model = tiny("decoder", feedforward="swiglu", qkv_bias=False, **choices, **sizes)
+            head = {"kind": "next_token", "tied": False}
+            model = tiny("decoder", feedforward="swiglu", qkv_bias=False, head=head, **choices, **sizes)
             return Opened(_in_memory(model), Prompt(IDS), layer=0, head=3, position=12)
+        case "headless":  # predicts nothing, and adds no positions
+            model = tiny("encoder", position="rotary", head={"kind": "none"})
+            return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=2, head=5, position=4)
     raise ValueError(name)
 
 
@@ -180,6 +184,16 @@ def elsewhere(one: Opened, name: str) -> Opened:
     there = bundled(name)
     layer, head = min(one.layer, there.model.spec.n_layers - 1), min(one.head, there.model.spec.n_heads - 1)
     return replace(there, layer=layer, head=head, position=min(one.position, len(there.ids) - 1))
+
+
+def predicting(one: Opened, texts: list[str]) -> Opened:
+    """Return the model whose predictions are shown: the open one, or python-3m, which a sentence then names."""
+    moved = "The open model predicts no tokens; this shows python-3m, which comes with the package, on its own text."
+    if one.model.spec.head.kind == "none":
+        assert moved in texts
+        return elsewhere(one, "python-3m")
+    assert moved not in texts
+    return one
 
 
 class Matrix(NamedTuple):
