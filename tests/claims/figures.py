@@ -30,8 +30,8 @@ from glasshouse.text import visible_token
 LIMIT = 40  # tokens that a figure shows
 WIDE = 48  # coordinates
 WINDOW = 9  # keys that every other layer of the model "gemma" sees
-PYTHON = """def größe(x, y):  # 中 😀
-    return x + y
+PYTHON = """def deed(größe, y):  # 中 😀
+    return größe + y
 
 class Point(object):
     def __init__(self, x, y):
@@ -144,12 +144,12 @@ def opened(name: str) -> Opened:
     """Return one of the models that figures are drawn on."""
     match name:
         case "python-3m":
-            return Opened(_traces(name), Prompt(PYTHON), layer=2, head=3, position=9)
+            return Opened(_traces(name), Prompt(PYTHON), layer=2, head=3, position=19)
         case "dates-1m":
             return Opened(_traces(name), Prompt(pretrained.PROMPTS[name], "2033-03-2"), layer=1, head=2, position=3)
         case "gpt2":  # learned positions, layer norm, biases and GELU, and heads in groups of three
             model = tiny("decoder", n_kv_heads=2)
-            return Opened(_in_memory(model), Prompt(IDS), layer=1, head=4, position=7)
+            return Opened(_in_memory(model), Prompt(IDS), layer=1, head=4, position=21)
         case "bert":  # post-norm, and no mask
             model = tiny("encoder", norm_placement="post", final_norm=False, n_segments=2)
             return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=5)
@@ -260,7 +260,9 @@ class Drawn:
     def __init__(self, case: Case) -> None:
         self.model = opened(case.name)
         one = self.model
-        asked = NoteFigure(case.number, ForwardPass(one.prompt), one.layer, one.head, one.position, case.value)
+        reads = FIGURES[case.number].reads  # the page leaves out the rest
+        chosen = {name: getattr(one, name) for name in ("layer", "head", "position") if name in reads}
+        asked = NoteFigure(case.number, ForwardPass(one.prompt), **chosen, value=case.value)
         self.pieces: list[dict[str, Any]] = note_figure(one.traces, asked)["pieces"]
         self.name, self.value = case.name, 0.0 if case.value is None else case.value
         self.unread = {piece["kind"] for piece in self.pieces}
