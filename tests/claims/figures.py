@@ -129,7 +129,7 @@ def labels(ids: Iterable[int], tok: gh.Tokenizer | None) -> list[str]:
 
 def tiny(kind: str, **choices: object) -> gh.models.Model:
     """Return a small float32 model in which no parameter is near what it is as initialised."""
-    sizes = {"vocab_size": 97, "d_model": 36, "n_layers": 3, "n_heads": 6, "d_ff": 20, "max_len": 64}
+    sizes = {"vocab_size": 97, "d_model": 36, "n_layers": 3, "n_heads": 6, "d_ff": 20, "max_len": 48}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         model = gh.build(parse({"kind": kind, **sizes, "init": {"kind": "normal", "std": 0.3}, **choices})).eval()
@@ -279,10 +279,13 @@ class Drawn:
 
     @property
     def matrices(self) -> list[Matrix]:
-        return [
-            Matrix(one["title"], decode(one["values"]), one["rows"], one["columns"], one["row"])
-            for one in self._of("matrix")
-        ]
+        found = []
+        for one in self._of("matrix"):
+            values = decode(one["values"])
+            # Colours of one sign would show negative numbers as 0.
+            assert one["signed"] or not (values[values.isfinite()] < 0).any(), one["title"]
+            found.append(Matrix(one["title"], values, one["rows"], one["columns"], one["row"]))
+        return found
 
     @property
     def bars(self) -> list[Bars]:
