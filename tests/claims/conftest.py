@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import glasshouse as gh
+from claims.figures import Drawn
 from glasshouse.spec import parse
 
 SIZES = {"vocab_size": 23, "d_model": 16, "n_layers": 2, "n_heads": 4, "d_ff": 24, "max_len": 32}
@@ -70,3 +71,11 @@ def assert_close() -> Callable[..., None]:
         torch.testing.assert_close(actual, expected, rtol=0, atol=within * largest)
 
     return check
+
+
+@pytest.fixture
+def drawn(request: pytest.FixtureRequest) -> Iterator[Drawn]:
+    """What a card draws; a test of it looks at every kind of piece."""
+    found = request.param.draw()
+    yield found
+    assert not found.unread, f"pieces that the test did not look at: {found.unread}"

@@ -123,6 +123,24 @@ def test_each_epoch_cuts_at_other_places(english: gh.data.Corpus) -> None:
     assert len({frozenset(cut) for cut in cuts}) == 4
 
 
+def test_each_epoch_reads_in_another_order(english: gh.data.Corpus, dates: gh.data.Corpus) -> None:
+    text, pairs = CausalLMDataset(english, 50), Seq2SeqDataset(dates, 8, max_len=100)
+
+    def epoch(samples: Dataset, number: int) -> range:
+        return range(number * len(samples), (number + 1) * len(samples))
+
+    # From one row to the next it is as far in the text wherever an epoch cuts, if the order is the same.
+    places = [np.array(text.offsets(epoch(text, number))) for number in range(3)]
+    steps = [np.diff(each) % english.n_tokens for each in places]
+    # Those left out change as well: only what two epochs both have is compared.
+    items = [pairs.items(epoch(pairs, number)) for number in range(3)]
+    for first, second in ((0, 1), (1, 2), (0, 2)):
+        assert (steps[first] == steps[second]).mean() < 0.2
+        both = {*items[first]} & {*items[second]}
+        assert len(both) > len(pairs) - 8
+        assert [i for i in items[first] if i in both] != [i for i in items[second] if i in both]
+
+
 def test_what_has_no_row_is_one_sentence(texts: Texts, dates: gh.data.Corpus) -> None:
     corpus = texts("a")
     with pytest.raises(

@@ -69,6 +69,24 @@ def test_an_epoch_is_all_items(n: int, seed: int) -> None:
         assert sorted(items.tolist()) == list(range(n))
 
 
+ORDERS = {
+    "shuffled": lambda seed: Shuffled(60, seed),
+    "one length": lambda seed: Bucketed(np.full((60, 1), 7), 5, seed),
+    "all lengths": lambda seed: Bucketed(np.arange(1, 61)[:, None], 5, seed),  # batches alone can change places
+}
+
+
+@pytest.mark.parametrize("kind", ORDERS)
+def test_each_epoch_and_each_seed_has_an_order_of_its_own(kind: str) -> None:
+    orders = [ORDERS[kind](seed)(np.arange(60 * e, 60 * (e + 1)))[1].tolist() for seed in (0, 1) for e in range(5)]
+    assert all(sorted(items) == list(range(60)) for items in orders)
+    for first in range(10):
+        for second in range(first):
+            # By chance one of the items, or of 12 batches, is where it was; six batches in one pair of 1,700.
+            agree = sum(a == b for a, b in zip(orders[first], orders[second], strict=True))
+            assert agree < 30, (first, second)
+
+
 def up_and_down(pair: list[int]) -> tuple[int, int]:
     """The second length rises where the first is even and falls where it is odd, so that neighbours stay alike."""
     return pair[0], -pair[1] if pair[0] % 2 else pair[1]

@@ -26,6 +26,7 @@ from glasshouse import store
 from glasshouse.data import Batch
 from glasshouse.errors import StoreError
 from glasshouse.hub.serialization import folder_writer
+from glasshouse.training import Callback, Run, Trainer
 from glasshouse.training import checkpoints as checkpoint_folder
 from glasshouse.training.checkpoint import load_optimizer_state, load_rng_state, optimizer_state, rng_state
 from glasshouse.training.checkpoints import CheckpointData, Checkpoints, read, write
@@ -107,6 +108,44 @@ def test_resumed_equals_uninterrupted(kind: str, choice: Optimizer, tmp_path: Pa
     assert (random.random(), np.random.rand(), float(torch.rand(()))) == drawn
     for name, weight in model.state_dict().items():
         assert weight.equal(other.state_dict()[name]), name
+
+
+def test_a_resumed_run_sees_the_samples_of_an_uninterrupted_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In order, and none twice in an epoch: stopped within the second of three epochs of three batches."""
+    seen: list[list[int]] = []
+    launch = TrainStep.launch
+
+    def spy(step: TrainStep, batch: Batch, grad_accum: int) -> object:
+        seen.append(batch.ids[:, 0].tolist())
+        return launch(step, batch, grad_accum)
+
+    class Stop(Callback):
+        def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:
+            if step == 5:
+                trainer.stop()
+
+    def run(name: str, *callbacks: Callback) -> list[list[int]]:
+        seen.clear()
+        table = {
+            "model": {"preset": "tiny-decoder", "n_layers": 1, "vocab_size": 12},
+            "data": {"seq_len": 1},
+            "train": {"steps": 9, "batch_tokens": 4, "out": str(tmp_path / name), "device": "cpu", "workers": 0}
+            | {"probes": [], "sample_prompts": 0, "eval_every": 9, "schedule": "constant"},
+        }
+        items = [[number, 0] for number in range(12)]
+        gh.train(Run.from_dict(table), progress=False, dataset=(items, items[:1]), callbacks=callbacks)
+        return [*seen]
+
+    monkeypatch.setattr(TrainStep, "launch", spy)
+    whole = run("whole")
+    assert len(whole) == 9
+    for epoch in (whole[:3], whole[3:6], whole[6:]):
+        assert sorted(number for batch in epoch for number in batch) == list(range(12))
+    before, after = run("stopped", Stop()), run("stopped")
+    assert 5 <= len(before) < 9
+    assert before + after == whole
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import math
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.config import JsonDict
-from glasshouse.layers.attend import Attend
+from glasshouse.layers.layout import make_layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.page.notes.figure import (
     WIDE,
@@ -20,9 +20,11 @@ from glasshouse.page.notes.figure import (
     bars,
     facts,
     generator,
+    initialised,
     largest_difference,
     lines,
     matrix,
+    normed_output,
     sentence,
     shapes,
     strongest,
@@ -197,7 +199,7 @@ def joined_heads(scene: Scene) -> list[JsonDict]:
     """A6."""
     z, layer = scene.site("z")[:, scene.place], scene.attention
     out = layer.out(z.flatten().to(layer.out.weight.dtype) if hasattr(layer.out, "weight") else z.flatten()).float()
-    recorded = scene.site("attn_out")[scene.place]
+    added, recorded = normed_output(scene.stack.blocks[scene.layer].attention, out), scene.site("attn_out")
     heads = [f"head {i}" for i in range(len(z))]
     return [
         matrix("the outputs of all heads at this token", z[:, :WIDE], rows=heads, signed=True, row=scene.head),
@@ -208,7 +210,7 @@ def joined_heads(scene: Scene) -> list[JsonDict]:
             rows=["output"],
             signed=True,
         ),
-        facts(("largest difference from gh.record", largest_difference(out, recorded))),
+        facts(("largest difference from gh.record", largest_difference(added, recorded[scene.place]))),
     ]
 
 
@@ -216,19 +218,16 @@ def lookups(scene: Scene) -> list[JsonDict]:
     """A7."""
     q, k, v = scene.kernel()
     shared = scene.head // (len(q) // len(k))
-    scale, z = scene.attention.attend.scale, scene.site("z")[scene.head]
-    causal = scene.stack.causal
+    attend, z = scene.attention.attend, scene.site("z")[scene.head]
+    causal, visible = scene.stack.causal, scene.scores()[scene.head] > -math.inf
     rows = []
     for i in range(scene.length):
-        end = i + 1 if causal else scene.length
-        weights = (scale * (k[shared, :end] @ q[scene.head, i])).softmax(0)
-        rows.append(weights @ v[shared, :end])
+        scores = attend.scale * (k[shared, visible[i]] @ q[scene.head, i])
+        scores = scores if attend.softcap is None else attend.softcap * (scores / attend.softcap).tanh()
+        rows.append(scores.softmax(0) @ v[shared, visible[i]])
     alone, i = torch.stack(rows), scene.place
     end = i + 1 if causal else scene.length
-    plain = (
-        scene.model.spec.attention_softcap is None
-        and scene.stack.position.bias(torch.zeros(1, 1).long(), torch.zeros(1, 1).long()) is None
-    )
+    plain = scene.stack.position.bias(torch.zeros(1, 1).long(), torch.zeros(1, 1).long()) is None
     return [
         strongest(
             f"one lookup: “{scene.labels[i]}” against {'itself and those before' if causal else 'all'}",
@@ -254,9 +253,7 @@ def retrieval(scene: Scene) -> list[JsonDict]:
     later = torch.ones_like(scores, dtype=torch.bool).triu(1)
     weights = scores.masked_fill(later, -math.inf).softmax(-1)
     found = weights @ x
-    kernel = Attend(1.0, 0.0)
-    one = x[None, None]
-    layer = (kernel.pattern(kernel.scores(one, one, ~later)) @ one)[0, 0]
+    layer = _identity_layer(x)
     back = F.cosine_similarity(found[scene.place][None], x, dim=-1)
     named: JsonDict = {"rows": scene.labels, "columns": scene.labels, "row": scene.place}
     return [
@@ -273,6 +270,24 @@ def retrieval(scene: Scene) -> list[JsonDict]:
             ("mean weight on the token itself", float(weights.diagonal().mean())),
         ),
     ]
+
+
+def _identity_layer(x: Tensor) -> Tensor:
+    """Return the output of a layer of causal attention with one head, identity matrices and scale 1, [S, D]."""
+    sizes: JsonDict = {
+        "vocab_size": 1,
+        "d_model": x.shape[1],
+        "n_heads": 1,
+        "n_kv_heads": 1,
+        "n_layers": 1,
+        "d_ff": 1,
+    }
+    stack = initialised("decoder", **sizes, position="none", qk_norm=False, attention_scale=1.0).stack
+    (layer,) = stack.attention_layers("attention")
+    for linear in (layer.query, layer.key, layer.value, layer.out):
+        nn.init.eye_(linear.weight)
+    layout = make_layout(torch.zeros(1, len(x), dtype=torch.long))
+    return layer(x[None].cpu(), stack.context(layout, x.dtype))[0].to(x.device)
 
 
 FIGURES = {

@@ -9,11 +9,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from glasshouse import models, spec
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
 from glasshouse.layers.feedforward import GatedFeedForward
+from glasshouse.layers.layout import make_layout
 from glasshouse.layers.norm import LayerNorm
 from glasshouse.layers.residual import PostNorm, PreNorm
+from glasshouse.models import Decoder
 from glasshouse.page.notes.figure import (
     WIDE,
     Control,
@@ -26,6 +29,7 @@ from glasshouse.page.notes.figure import (
     largest_difference,
     lines,
     matrix,
+    normed_output,
     sentence,
     shapes,
     table,
@@ -103,7 +107,8 @@ def feedforward(scene: Scene) -> list[JsonDict]:
     block: Any = scene.stack.blocks[scene.layer]
     layer = next(m for m in block.feedforward.modules() if hasattr(m, "down"))
     hidden = scene.site("hidden")[scene.place]
-    out, recorded = layer.down(hidden.to(layer.down.weight.dtype)).float(), scene.site("ffn_out")
+    out = normed_output(block.feedforward, layer.down(hidden.to(layer.down.weight.dtype))).float()
+    recorded = scene.site("ffn_out")
     s = scene.model.spec
     shown = hidden[: 4 * WIDE].view(-1, WIDE) if len(hidden) >= 4 * WIDE else hidden[None]
     gated = [sentence("Gated: act(x gate) * (x up), with a third matrix, takes the place of ReLU(x up).")]
@@ -139,8 +144,8 @@ def stream_sum(scene: Scene) -> list[JsonDict]:
     parts += [(name, seen[site][0, place].float()) for name, site in names.items()]
     total = torch.stack([one for _, one in parts]).sum(0)
     recorded = scene.stream(depth)[place]
-    plain = isinstance(scene.stack.blocks[0].attention, PreNorm)
-    said = "" if plain else " (with norms after the sum it is none: they rescale it)"
+    post = isinstance(scene.stack.blocks[0].attention, PostNorm)
+    said = " (with norms after the sum it is none: they rescale it)" if post else ""
     return [
         bars(
             "norm of what each part adds to this token's vector", ((name, float(one.norm())) for name, one in parts)
@@ -153,45 +158,61 @@ def stream_sum(scene: Scene) -> list[JsonDict]:
     ]
 
 
-def deep(layers: int, *, residual: bool, init: str | JsonDict, norms: bool) -> list[Tensor]:
-    """Return the stream by layer of a stack of width 32, with or without residual paths and norms."""
-    sizes: JsonDict = {"d_model": 32, "n_heads": 4, "n_kv_heads": 4, "n_layers": layers, "d_ff": 64, "vocab_size": 32}
-    choices: JsonDict = {"position": "none", "norm": "layer", "feedforward": "relu", "qk_norm": False, "init": init}
-    model = initialised("decoder", torch.float64, **sizes, **choices)
-    x = torch.randn(1, 8, 32, generator=generator(), dtype=torch.float64, requires_grad=True)
-    entered: list[Any] = []
-    with torch.no_grad():
-        hook = model.stack.blocks[0].register_forward_pre_hook(lambda _, args: entered.append(args[1]))
-        model(torch.zeros(1, 8, dtype=torch.long))
-        hook.remove()
-    kept = [x]
-    for block in model.stack.blocks:
-        for part in (block.attention, block.feedforward):
-            y = part.layer(part.norm(x) if norms else x, entered[0])
-            x = x + y if residual else y
-        kept.append(x)
-    return kept
-
-
 def gradients(scene: Scene) -> list[JsonDict]:
     """B5."""
     layers = int(scene.value)
-    curves = []
-    for name, residual in (("with residual paths", True), ("without", False)):
-        with torch.enable_grad():
-            kept = deep(layers, residual=residual, init={"kind": "normal", "std": 0.02}, norms=False)
-            pull = torch.randn(kept[-1].shape, generator=generator(1), dtype=torch.float64)
-            found = torch.autograd.grad((pull * kept[-1]).sum(), kept)
-        curves.append((name, [*range(layers + 1)], [max(float(one.norm()), 1e-300) for one in found]))
-    ratios = [curve[2][0] / curve[2][-1] for curve in curves]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = _deep_decoder(layers)
+        ids = torch.randint(model.spec.vocab_size, (2, 17))
+    curves = {
+        name: [max(one, 1e-300) for one in _block_gradients(model, ids, residual)]
+        for name, residual in (("with residual paths", True), ("without", False))
+    }
     return [
-        sentence("A stack of width 32 as initialised, with weights of standard deviation 0.02 and without norms."),
-        lines("norm of the gradient at the stream before each layer", "layer", curves, log=True),
+        sentence(
+            "A decoder of width 64 as initialised, with weights of standard deviation 0.02 and no norm before a "
+            "sublayer, on random tokens: the gradient of the loss."
+        ),
+        lines(
+            "norm of the gradient of each layer's weights",
+            "layer",
+            [(name, [*range(layers)], norms) for name, norms in curves.items()],
+            log=True,
+        ),
         facts(
-            ("first over last layer, with residual paths", ratios[0]),
-            ("without", ratios[1]),
+            ("gradient at the first layer, with residual paths", curves["with residual paths"][0]),
+            ("gradient at the first layer, without", curves["without"][0]),
+            ("gradient at the last layer, with residual paths", curves["with residual paths"][-1]),
+            ("gradient at the last layer, without", curves["without"][-1]),
         ),
     ]
+
+
+def _deep_decoder(layers: int) -> Decoder:
+    sizes: JsonDict = {"vocab_size": 64, "d_model": 64, "n_heads": 4, "n_layers": layers, "max_len": 16}
+    s = spec.DecoderSpec(**sizes, feedforward=spec.Relu(), init=spec.Normal(std=0.02))
+    return models.build(s, dtype=torch.float64)
+
+
+def _block_gradients(model: Decoder, ids: Tensor, residual: bool) -> list[float]:
+    """Return the norm of the gradient of each block's weights, sublayers composed without their norms."""
+    stack: Any = model.stack
+    with torch.enable_grad():
+        layout = make_layout(ids[:, :-1])
+        x = stack.position.embed(model.token_embedding(ids[:, :-1]), layout.positions)
+        ctx = stack.context(layout, x.dtype)
+        for block in stack.blocks:
+            for part in (block.attention, block.feedforward):
+                x = part.layer(x, ctx) + (x if residual else 0)
+        logits = model.head(stack.norm(x), None, model.token_embedding.table.weight)
+        loss = F.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+        weights = [
+            [weight for part in (block.attention, block.feedforward) for weight in part.layer.parameters()]
+            for block in stack.blocks
+        ]
+        found = iter(torch.autograd.grad(loss, [weight for block in weights for weight in block]))
+    return [math.sqrt(sum(float(next(found).square().sum()) for _ in block)) for block in weights]
 
 
 def dropout(scene: Scene) -> list[JsonDict]:
@@ -216,6 +237,21 @@ def dropout(scene: Scene) -> list[JsonDict]:
     ]
 
 
+def deep(layers: int, *, norms: bool) -> list[Tensor]:
+    """Return the stream by layer of a stack of width 32, with or without norms."""
+    sizes: JsonDict = {"d_model": 32, "n_heads": 4, "n_kv_heads": 4, "n_layers": layers, "d_ff": 64, "vocab_size": 32}
+    choices: JsonDict = {"position": "none", "norm": "layer", "feedforward": "relu", "qk_norm": False}
+    stack = initialised("decoder", torch.float64, **sizes, **choices, init="xavier").stack
+    x = torch.randn(1, 8, 32, generator=generator(), dtype=torch.float64)
+    ctx = stack.context(make_layout(torch.zeros(1, 8, dtype=torch.long)), x.dtype)
+    kept = [x]
+    for block in stack.blocks:
+        for part in (block.attention, block.feedforward):
+            x = x + part.layer(part.norm(x) if norms else x, ctx)
+        kept.append(x)
+    return kept
+
+
 def activation_range(scene: Scene) -> list[JsonDict]:
     """B8."""
     depth = len(scene.stack.blocks)
@@ -223,7 +259,7 @@ def activation_range(scene: Scene) -> list[JsonDict]:
     layers = int(scene.value)
     curves = []
     for name, norms in (("with norms", True), ("without", False)):
-        kept = deep(layers, residual=True, init="xavier", norms=norms)
+        kept = deep(layers, norms=norms)
         curves.append((name, [*range(layers + 1)], [float(one.norm(dim=-1).mean()) for one in kept]))
     return [
         lines(
@@ -237,7 +273,7 @@ def activation_range(scene: Scene) -> list[JsonDict]:
         lines(f"a stack of {layers} layers as initialised: mean norm", "layer", curves, log=True),
         facts(
             ("grows with norms by", curves[0][2][-1] / curves[0][2][0]),
-            ("without", curves[1][2][-1] / curves[1][2][0]),
+            ("grows without norms by", curves[1][2][-1] / curves[1][2][0]),
         ),
     ]
 

@@ -71,7 +71,8 @@ def padding(scene: Scene) -> list[JsonDict]:
     """E3."""
     scene, why = decoder_scene(scene)
     ids = scene.trace.inputs[0][:, : scene.length]
-    length, count = ids.shape[1], int(scene.value)
+    length, limit = ids.shape[1], scene.model.spec.position_limit
+    count = int(scene.value) if limit is None else min(int(scene.value), limit - length)
     row = torch.cat([ids, ids[:, :1].expand(1, count)], 1)  # any id will do as padding
     site = f"pattern.{scene.layer}"
     with eval_mode(scene.model):

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from glasshouse import hub, models, pretrained, spec
 from glasshouse.config import JsonDict
-from glasshouse.layers.residual import PostNorm
+from glasshouse.layers.residual import PostNorm, SandwichNorm
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 from glasshouse.page import serialization
@@ -202,7 +202,12 @@ def shapes(*named: tuple[str, Sequence[int]]) -> JsonDict:
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
     """Return the largest absolute difference."""
-    return float((a.float() - b.float()).abs().max())
+    return float((a.cpu().double() - b.cpu().double()).abs().max())
+
+
+def normed_output(part: Any, out: Tensor) -> Tensor:  # noqa: ANN401 - a residual connection
+    """Return what is added to the stream: the output of a sublayer, which sandwich norm normalises."""
+    return part.norm_out(out) if isinstance(part, SandwichNorm) else out
 
 
 # Models that a figure needs where the open one lacks the part

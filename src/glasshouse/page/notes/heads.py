@@ -13,7 +13,7 @@ from glasshouse import pretrained
 from glasshouse.config import JsonDict
 from glasshouse.inspection import edit, record
 from glasshouse.inspection.forward_pass import eval_mode
-from glasshouse.layers.attend import Attend, repeat_kv
+from glasshouse.layers.layout import make_layout
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.page.attention.head_scoring import Scores, scores
 from glasshouse.page.forward_pass import Prompt
@@ -172,14 +172,23 @@ def head_types(scene: Scene) -> list[JsonDict]:
 def groups(scene: Scene) -> list[JsonDict]:
     """A12."""
     n_heads = scene.model.spec.n_heads
-    sizes = divisors(n_heads)
-    chosen = sizes[min(int(scene.value), len(sizes) - 1)]
-    rng = generator()
-    q = torch.randn(1, n_heads, 8, 16, generator=rng, dtype=torch.float64)
-    k, v = torch.randn(2, 1, chosen, 8, 16, generator=rng, dtype=torch.float64)
-    kernel = Attend(0.25, 0.0)
-    shared = kernel.pattern(kernel.scores(q, k, None)) @ repeat_kv(v, n_heads)
-    whole = kernel.pattern(kernel.scores(q, repeat_kv(k, n_heads), None)) @ repeat_kv(v, n_heads)
+    counts = divisors(n_heads)
+    chosen = counts[min(int(scene.value), len(counts) - 1)]
+    sizes: JsonDict = {"d_model": 32, "n_heads": n_heads, "d_head": 16, "n_layers": 1, "position": "none"}
+    shared, whole = (
+        initialised("decoder", torch.float64, **sizes, n_kv_heads=count, qk_norm=False, **NO_DROPOUT).stack
+        for count in (chosen, n_heads)
+    )
+    grouped, multi = shared.attention_layers("attention")[0], whole.attention_layers("attention")[0]
+    multi.query.weight.copy_(grouped.query.weight)
+    multi.out.weight.copy_(grouped.out.weight)
+    for one, other in ((multi.key, grouped.key), (multi.value, grouped.value)):
+        of_group = other.weight.chunk(chosen)
+        one.weight.copy_(torch.cat([of_group[i * chosen // n_heads] for i in range(n_heads)]))
+    x = torch.randn(1, 8, 32, generator=generator(), dtype=torch.float64)
+    both = (grouped, shared), (multi, whole)
+    layout = make_layout(torch.zeros(1, 8, dtype=torch.long))
+    few, many = (layer(x, stack.context(layout, x.dtype)) for layer, stack in both)
     named = {n_heads: "multi-head", 1: "multi-query"}
     return [
         *(
@@ -194,7 +203,7 @@ def groups(scene: Scene) -> list[JsonDict]:
         facts(
             ("heads", n_heads),
             ("key-value heads", chosen),
-            ("largest difference from multi-head with repeated keys and values", largest_difference(shared, whole)),
+            ("largest difference from multi-head with repeated keys and values", largest_difference(few, many)),
         ),
     ]
 
@@ -227,16 +236,16 @@ def cache_size(scene: Scene) -> list[JsonDict]:
 def own_score(scene: Scene) -> list[JsonDict]:
     """A15."""
     count, layers = int(scene.value), len(scene.stack.blocks)
-    ranks = []
+    ranks, seen = [], []
     for layer in range(layers):
         found = scene.scores(layer)
+        seen.append((found[0, count:] > -math.inf).sum(-1))  # keys of each query
         ranks.append((found > found.diagonal(dim1=-2, dim2=-1)[..., None]).sum(-1))  # how many score higher
     among = (torch.stack(ranks) < count).float()[..., count:]  # queries whose choice is not certain
     if among.shape[-1] == 0:
         return [sentence("The text is too short; write a longer one.")]
     share = among.mean(-1)
-    seen = [i + 1 if scene.stack.causal else scene.length for i in range(count, scene.length)]
-    even = sum(count / one for one in seen) / len(seen)
+    even = float((count / torch.stack(seen)).mean())
     return [
         matrix(
             f"share of tokens that score themselves among the first {count}",

@@ -52,7 +52,7 @@ def sinusoids(scene: Scene) -> list[JsonDict]:
 
 def rotation(scene: Scene) -> list[JsonDict]:
     """P2."""
-    width, offset, start = 16, int(scene.value), 5
+    width, offset, start = 16, int(scene.value), 40  # so that no offset leads before the first position
     angles = offset * 10_000.0 ** (-torch.arange(0, width, 2, dtype=torch.float64) / width)
     before, after = codes(width, 1, start)[0], codes(width, 1, start + offset)[0]
     dials = [
@@ -64,12 +64,12 @@ def rotation(scene: Scene) -> list[JsonDict]:
         }
         for k in range(width // 2)
     ]
-    many = codes(width, 500)
+    many = codes(width, 500, start)
     sine, cosine = many[:, 0::2], many[:, 1::2]
     turned = torch.stack(
         [sine * angles.cos() + cosine * angles.sin(), cosine * angles.cos() - sine * angles.sin()], -1
     ).flatten(-2)
-    error = float((turned - codes(width, 500, offset)).abs().max())
+    error = float((turned - codes(width, 500, start + offset)).abs().max())
     return [
         {"kind": "dials", "dials": dials},
         sentence(f"Pale: position {start}. Solid: position {start + offset}. Up is the sine, right the cosine."),
@@ -163,7 +163,7 @@ def naive_codes(scene: Scene) -> list[JsonDict]:
             "position",
             [
                 (f"in a text of {length}", steps[:length], alone),
-                (f"of {2 * length}", steps, [t / 2 for t in _halved(length)]),
+                (f"of {2 * length}", steps, [t / (2 * length) for t in steps]),
             ],
         ),
         facts(
@@ -173,13 +173,9 @@ def naive_codes(scene: Scene) -> list[JsonDict]:
     ]
 
 
-def _halved(length: int) -> list[float]:
-    return [t / length for t in range(2 * length)]
-
-
 FIGURES = {
     "P1": Figure(sinusoids, (), WIDTH),
-    "P2": Figure(rotation, (), Control("offset", 3, 0, 40)),
+    "P2": Figure(rotation, (), Control("offset", 3, -40, 40)),
     "P3": Figure(distances, (), WIDTH),
     "P4": Figure(counter, (), Control("width D", 16, 8, 64, 8)),
     "P7": Figure(rotary, ("pass",), Control("move both by", 100, 0, 400, 10)),
