@@ -29,6 +29,7 @@ MODULES = {  # of the figures, and the file of their tests
     "positions": "vectors",
     "attention": "attention",
     "heads": "attention",
+    "families": "attention",
     "block": "block",
     "models": "models",
     "inspection": "inspection",

@@ -28,6 +28,7 @@ from claims.figures import (
     size,
     softmax,
 )
+from glasshouse.hub.published import published_configs
 
 
 def attention(one: Opened) -> nn.Module:
@@ -507,7 +508,7 @@ def test_figure_a15(drawn: Drawn) -> None:
 def test_figure_a16(drawn: Drawn) -> None:
     one, s = drawn.model, drawn.model.model.spec
     (table,) = drawn.tables
-    assert table.head == ["key-value heads", "products", "cached"]
+    assert table.head == ["key-value heads", "multiplications", "cached"]
     expected = []
     for kv in divisors(s.n_heads):
         layer = gh.layers.attention.Attention(replace(s, n_kv_heads=kv), 0)
@@ -515,14 +516,52 @@ def test_figure_a16(drawn: Drawn) -> None:
         expected.append([kv, sum(w.numel() for w in weights), layer.key.out_features + layer.value.out_features])
     assert table.rows == expected
     (pattern,) = one.record(f"pattern.{one.layer}")
-    rows = [head[: one.shown, : one.shown].flatten().tolist() for head in pattern]
-    apart = [[math.dist(a, b) / math.sqrt(one.shown) for b in rows] for a in rows]
+    heads = [head[: one.shown, : one.shown].tolist() for head in pattern]
+    # What one head gives to a key more than another, of all keys and queries: as much as it gives less elsewhere.
+    apart = [
+        [
+            statistics.fmean(
+                sum(max(0.0, p - q) for p, q in zip(x, y, strict=True)) for x, y in zip(a, b, strict=True)
+            )
+            for b in heads
+        ]
+        for a in heads
+    ]
     (matrix,) = drawn.matrices
-    assert matrix.title == f"distance between the patterns of layer {one.layer}"
+    assert matrix.title == f"share of its attention in which a head of layer {one.layer} differs from another"
     assert matrix.rows == matrix.columns == [f"head {i}" for i in range(s.n_heads)]
     same(matrix.values, apart, 1e-4)
     pairs = [apart[i][j] for i in range(s.n_heads) for j in range(s.n_heads) if i != j]
     assert drawn.facts == {
         "key-value heads of this model": s.n_kv_heads,
-        "mean distance between heads": near(statistics.fmean(pairs), 1e-3),
+        "two heads differ in, on average": near(statistics.fmean(pairs), 1e-3),
     }
+
+
+@on("A17", "gpt2", "python-3m", "dates-1m")
+def test_figure_a17(drawn: Drawn) -> None:
+    """By the keys of config.json."""
+    (table,), s = drawn.tables, drawn.model.model.spec
+    assert table.head == ["model", "family", "attention", "positions", "norm", "feed-forward"]
+    *published, own = table.rows
+    kinds = {"multi-head": 0, "grouped-query": 0, "multi-query": 0}
+    for row, (name, config) in zip(published, published_configs().items(), strict=True):
+        keys = ("num_attention_heads", "n_head", "n_heads", "num_heads", "encoder_attention_heads")
+        heads = next(config[key] for key in keys if key in config)
+        shared = config.get("num_key_value_heads", heads)
+        kind = "multi-head" if shared == heads else "multi-query" if shared == 1 else "grouped-query"
+        kinds[kind] += 1
+        assert row[:3] == [name, config["model_type"], f"{kind}, {heads} heads, {shared} key-value heads"]
+        assert (row[3] == "rotary") == ("rope_theta" in config)
+        assert row[4].startswith("rms") == ("rms_norm_eps" in config or config["model_type"] == "t5")
+        assert (row[5] == "swiglu") == (config.get("hidden_act") == "silu")
+    assert own[:4] == [
+        "the open model",
+        s.kind,
+        f"multi-head, {s.n_heads} heads, {s.n_heads} key-value heads"
+        if s.n_kv_heads == s.n_heads
+        else f"grouped-query, {s.n_heads} heads, {s.n_kv_heads} key-value heads",
+        s.position.kind,
+    ]
+    (bars,) = drawn.bars
+    assert dict(zip(bars.names, bars.values, strict=True)) == kinds

@@ -248,8 +248,8 @@ def test_figure_b8(drawn: Drawn) -> None:
     assert deep.log
     assert deep.series == {name: [(i, near(y, 1e-9)) for i, y in enumerate(ys)] for name, ys in found.items()}
     assert drawn.facts == {
-        "grows with norms by": near(found["with norms"][-1] / found["with norms"][0], 1e-9),
-        "grows without norms by": near(found["without"][-1] / found["without"][0], 1e-9),
+        "grows by a factor of, with norms": near(found["with norms"][-1] / found["with norms"][0], 1e-9),
+        "grows by a factor of, without norms": near(found["without"][-1] / found["without"][0], 1e-9),
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cmath
 import math
+import statistics
 
 import pytest
 import torch
@@ -287,6 +288,12 @@ def test_figure_p7(drawn: Drawn) -> None:
     assert drawn.facts == {"moved by": moved, "largest change of a score": Below(1e-3)}
 
 
+def angle(a: list[float], b: list[float]) -> float:
+    """Return the angle between two vectors in radians, by the sides of a triangle."""
+    p, q, r = size(a), size(b), math.dist(a, b)
+    return math.acos(max(-1.0, min(1.0, (p * p + q * q - r * r) / (2 * p * q))))
+
+
 @on("P8", "gpt2", "python-3m", "dates-1m")
 def test_figure_p8(drawn: Drawn) -> None:
     one, _, _ = with_added_positions(drawn)
@@ -295,15 +302,19 @@ def test_figure_p8(drawn: Drawn) -> None:
     table = torch.tensor(embedded(one, [*range(known)]), dtype=torch.float64)
     places = [0, 1, 2, 4, 8, 16, 32, *([] if s.position.kind == "learned" else [48])]  # the table has 48 rows
     rows = added(one, max(places) + 1)
-    share, total = [], 0.0
+    share, total, angles = [], 0.0, []
     for place in places:
         moved = table + drawn.value * torch.tensor(rows[place], dtype=torch.float64)
         apart = torch.cdist(moved, table, compute_mode="donot_use_mm_for_euclid_dist")
         share.append(sum(int(row.argmin()) == i for i, row in enumerate(apart)) / known)
         total += drawn.value * size(rows[place])
+        angles += [angle(a, b) for a, b in zip(moved.tolist(), table.tolist(), strict=True)]
     ratio = (total / len(places)) / (sum(size(row) for row in table.tolist()) / known)
     assert drawn.facts == {
         "|position| / |token|, over the vocabulary": near(ratio),
+        "the token's vector is turned by, in degrees": pytest.approx(
+            math.degrees(statistics.fmean(angles)), abs=0.02
+        ),
         "nearest token is the token itself": f"{100 * sum(share) / len(places):.1f}%",
         "of so many tokens": known,
     }

@@ -272,8 +272,8 @@ def activation_range(scene: Scene) -> list[JsonDict]:
         ),
         lines(f"a stack of {layers} layers as initialised: mean norm", "layer", curves, log=True),
         facts(
-            ("grows with norms by", curves[0][2][-1] / curves[0][2][0]),
-            ("grows without norms by", curves[1][2][-1] / curves[1][2][0]),
+            ("grows by a factor of, with norms", curves[0][2][-1] / curves[0][2][0]),
+            ("grows by a factor of, without norms", curves[1][2][-1] / curves[1][2][0]),
         ),
     ]
 

@@ -188,10 +188,13 @@ def survival(scene: Scene) -> list[JsonDict]:
         distance = table.square().sum(-1) - 2 * product  # from each sum, but for what is the same for all tokens
         lost.append(float((distance.argmin(-1) == torch.arange(known, device=table.device)).float().mean()))
     ratio = float(encoded.norm(dim=-1).mean() / table.norm(dim=-1).mean())
+    cosine = F.cosine_similarity((table + encoded[:, None]).double(), table.double(), dim=-1)  # [position, token]
+    turned = torch.rad2deg(cosine.clamp(-1, 1).acos())
     return [
         *why,
         facts(
             ("|position| / |token|, over the vocabulary", ratio),
+            ("the token's vector is turned by, in degrees", float(turned.mean())),
             ("nearest token is the token itself", f"{100 * sum(lost) / len(lost):.1f}%"),
             ("of so many tokens", known),
         ),

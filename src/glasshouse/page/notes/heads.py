@@ -265,8 +265,8 @@ def own_score(scene: Scene) -> list[JsonDict]:
 def sharing(scene: Scene) -> list[JsonDict]:
     """A16."""
     s = scene.model.spec
-    patterns = scene.weights().flatten(1)
-    apart = torch.cdist(patterns, patterns) / math.sqrt(scene.length)
+    patterns = scene.weights()
+    apart = (patterns[:, None] - patterns).abs().sum(-1).mean(-1) / 2  # total variation, mean of the queries
     n = len(apart)
     mean = float(apart.sum() / max(1, n * (n - 1)))
     wide, narrow = s.n_heads * s.d_head, s.d_head
@@ -274,12 +274,17 @@ def sharing(scene: Scene) -> list[JsonDict]:
     names = [f"head {i}" for i in range(n)]
     return [
         table(
-            "products of the four projections per token, and numbers cached",
-            ["key-value heads", "products", "cached"],
+            "multiplications of the four projections per token, and numbers cached",
+            ["key-value heads", "multiplications", "cached"],
             rows,
         ),
-        matrix(f"distance between the patterns of layer {scene.layer}", apart, rows=names, columns=names),
-        facts(("key-value heads of this model", s.n_kv_heads), ("mean distance between heads", mean)),
+        matrix(
+            f"share of its attention in which a head of layer {scene.layer} differs from another",
+            apart,
+            rows=names,
+            columns=names,
+        ),
+        facts(("key-value heads of this model", s.n_kv_heads), ("two heads differ in, on average", mean)),
     ]
 
 

@@ -18,6 +18,7 @@ from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.notes import attention, block, embedding, families, heads, inspection, models, positions, text
 from glasshouse.page.notes.figure import Scene, lines
+from glasshouse.page.notes.worked import EXAMPLES
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View
 
@@ -141,7 +142,7 @@ class NoteFigure(Settings):
 
 
 def note_figure(traces: TraceCache, params: NoteFigure) -> JsonDict:
-    """Return the pieces of a figure, computed on the model that is open."""
+    """Return the pieces of a figure, and of the example that the card works through, on the model that is open."""
     if params.number not in FIGURES:
         raise InputError(f"there is no live figure {params.number!r}; {did_you_mean(params.number, FIGURES)}")
     figure = FIGURES[params.number]
@@ -156,7 +157,8 @@ def note_figure(traces: TraceCache, params: NoteFigure) -> JsonDict:
         require(control.low <= value <= control.high, "value", value, f"within {control.low:g} and {control.high:g}")
     scene = Scene(trace, params.layer, params.head, params.position, value)
     with traces.lock, eval_mode(trace.model), torch.no_grad():
-        return {"pieces": figure.draw(scene)}
+        worked = EXAMPLES[params.number](scene) if params.number in EXAMPLES else []
+        return {"pieces": figure.draw(scene), "worked": worked}
 
 
 def _any_pass(traces: TraceCache) -> ForwardPass:

@@ -45,7 +45,7 @@ def four_rows(scene: Scene) -> list[JsonDict]:
     one_hot[torch.arange(len(ids)), ids] = 1
     found = model.token_embedding.table(ids).float()
     return [
-        sentence(f"Worked: the ids {', '.join(map(str, ROWS.ids))} {why}."),
+        sentence(f"The ids {', '.join(map(str, ROWS.ids))} {why}."),
         shapes(("one-hot", list(one_hot.shape)), ("E", list(weight.shape)), ("x", list(found.shape))),
         matrix(
             f"the four rows, their first {min(WIDTH, found.shape[1])} coordinates",
@@ -82,9 +82,7 @@ def thinking_machines(scene: Scene) -> list[JsonDict]:
     z = _times(weights, v)
     pairs = [(i, j) for i in range(len(X)) for j in range(len(X))]
     return [
-        sentence(
-            f"Worked: “{THINKING.text}” as two vectors x of width 4 through one head of width 4, without a mask."
-        ),
+        sentence(f"“{THINKING.text}” as two vectors x of width 4 through one head of width 4, without a mask."),
         table(
             "q = x Wq, k = x Wk, v = x Wv",
             ["token", "x", "q", "k", "v"],
@@ -138,7 +136,7 @@ def p_fish(scene: Scene) -> list[JsonDict]:
     return [
         *why,
         bars(
-            f"worked: P(next | {start}), the five most likely tokens, and {word}",
+            f"P(next | {start}), the five most likely tokens, and {word}",
             [*likely, (f" {word}", whole)],
             most=1,
         ),
@@ -191,7 +189,7 @@ def sarah(scene: Scene) -> list[JsonDict]:
     what = token_labels([token], tok)[0]
     return [
         *why,
-        sentence(f"Worked: “{SARAH.text}” Whom does “She” look at, and what if that attention is cut in every head?"),
+        sentence(f"“{SARAH.text}” Whom does “She” look at, and what if that attention is cut in every head?"),
         table(
             f"attention of “She”, and the change of ln P({what} | …) if it cannot look there",
             ["name", "weight, mean of all heads", "strongest head", "its weight", "change of ln P"],
@@ -209,3 +207,6 @@ def _places(tok: Tokenizer, ids: list[int], word: str) -> list[int]:
         ends.append(len(text))
     first = text.index(word.encode())
     return [i for i, end in enumerate(ends) if end > first and (ends[i - 1] if i else 0) < first + len(word)]
+
+
+EXAMPLES = {"E2": four_rows, "A6": thinking_machines, "M4": p_fish, "V4": sarah}

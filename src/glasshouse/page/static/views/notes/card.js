@@ -37,11 +37,13 @@ export class Card {
       : null;
     this.slider?.show(control.start);
     this.figure = h("div", { class: "figure-box", role: "group", "aria-label": `figure of ${given.number}`, data: { testid: `figure-${given.number}` } });
+    this.worked = h("div", { class: "figure-box worked", role: "group", "aria-label": `worked example of ${given.number}`, data: { testid: `worked-${given.number}` } });
     put(this.inside,
       given.slip ? h("p", { class: "slip" }, h("strong", {}, "A common slip: "), inline(given.slip)) : null,
       given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,
+      this.worked,
       h("dl", { class: "sources" },
         given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured), given.figure && given.measured_pieces.length ? h("details", {}, h("summary", {}, "the measured figures"), given.measured_pieces.map(draw)) : null)] : null,
         given.verdicts ? [h("dt", {}, `make claims, ${given.verdicts.on}`), h("dd", { data: { testid: "verdicts" } }, h("ul", {}, given.verdicts.figures.map((one) => h("li", {}, one))))] : null,
@@ -57,10 +59,12 @@ export class Card {
   }
 
   /** Draw the pieces of an answer. */
-  fill(pieces) {
+  fill(pieces, worked = []) {
     this.clear();
-    this.pieces = pieces.map(draw);
-    put(this.figure, this.pieces);
+    const [drawn, example] = [pieces.map(draw), worked.map(draw)];
+    this.pieces = [...drawn, ...example];
+    put(this.figure, drawn);
+    put(this.worked, example.length ? [h("h4", {}, "Worked example"), ...example] : []);
   }
 
   async draw(ask) {
@@ -68,13 +72,13 @@ export class Card {
     const answer = await ask(this.given);
     if (answer === this.drawn && this.pieces.length) return;
     this.drawn = answer;
-    this.fill(answer.pieces);
+    this.fill(answer.pieces, answer.worked);
   }
 
   clear() {
     for (const piece of this.pieces) piece.close?.();
     this.pieces = [];
     this.drawn = null;
-    if (this.figure && this.given.figure) put(this.figure);
+    if (this.figure && this.given.figure) for (const box of [this.figure, this.worked]) put(box);
   }
 }
