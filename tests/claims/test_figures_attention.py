@@ -542,7 +542,7 @@ def test_figure_a16(drawn: Drawn) -> None:
 def test_figure_a17(drawn: Drawn) -> None:
     """By the keys of config.json."""
     (table,), s = drawn.tables, drawn.model.model.spec
-    assert table.head == ["model", "family", "attention", "positions", "norm", "feed-forward"]
+    assert table.head == ["model", "family", "attention", "heads", "key-value", "positions", "norm", "feed-forward"]
     *published, own = table.rows
     kinds = {"multi-head": 0, "grouped-query": 0, "multi-query": 0}
     for row, (name, config) in zip(published, published_configs().items(), strict=True):
@@ -551,17 +551,12 @@ def test_figure_a17(drawn: Drawn) -> None:
         shared = config.get("num_key_value_heads", heads)
         kind = "multi-head" if shared == heads else "multi-query" if shared == 1 else "grouped-query"
         kinds[kind] += 1
-        assert row[:3] == [name, config["model_type"], f"{kind}, {heads} heads, {shared} key-value heads"]
-        assert (row[3] == "rotary") == ("rope_theta" in config)
-        assert row[4].startswith("rms") == ("rms_norm_eps" in config or config["model_type"] == "t5")
-        assert (row[5] == "swiglu") == (config.get("hidden_act") == "silu")
-    assert own[:4] == [
-        "the open model",
-        s.kind,
-        f"multi-head, {s.n_heads} heads, {s.n_heads} key-value heads"
-        if s.n_kv_heads == s.n_heads
-        else f"grouped-query, {s.n_heads} heads, {s.n_kv_heads} key-value heads",
-        s.position.kind,
-    ]
+        assert row[:5] == [name, config["model_type"], kind, heads, shared]
+        assert (row[5] == "rotary") == ("rope_theta" in config)
+        assert row[6].startswith("rms") == ("rms_norm_eps" in config or config["model_type"] == "t5")
+        assert (row[7] == "swiglu") == (config.get("hidden_act") == "silu")
+    kind = "multi-head" if s.n_kv_heads == s.n_heads else "grouped-query"
+    assert own[:6] == ["the open model", s.kind, kind, s.n_heads, s.n_kv_heads, s.position.kind]
     (bars,) = drawn.bars
     assert dict(zip(bars.names, bars.values, strict=True)) == kinds
+    assert bars.most == len(published)

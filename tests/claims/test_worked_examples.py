@@ -66,7 +66,10 @@ def test_thinking_machines_by_hand(scene: Scene) -> None:
     """Scores 2 and 1 give weights 1 / (1 + 1/e) and the rest; 1.5 and 2 give 1 / (1 + sqrt(e))."""
     found = worked.thinking_machines(scene)
     tables = [one for one in found if one["kind"] == "table"]
-    assert tables[0]["rows"] == [
+    matrices = zip(worked.WQ, worked.WK, worked.WV, strict=True)
+    for row, given in zip(tables[0]["rows"], matrices, strict=True):
+        assert row[1:] == [str(one) for one in given]
+    assert tables[1]["rows"] == [
         ["Thinking", "(1, 0, 1, 0)", "(1, 0, 2, 1)", "(1, 1, 1, 1)", "(1, 2, 1, 2)"],
         ["Machines", "(0, 2, 0, 1)", "(1, 2, 0, 0)", "(2, 1, 0, 0)", "(0, 2, 3, 0)"],
     ]
@@ -75,12 +78,12 @@ def test_thinking_machines_by_hand(scene: Scene) -> None:
     expected += [[3, 1.5, math.exp(1.5), second], [4, 2, math.exp(2), 1 - second]]
     words = ("Thinking", "Machines")
     for row, numbers, (query, key) in zip(
-        tables[1]["rows"], expected, ((i, j) for i in words for j in words), strict=True
+        tables[2]["rows"], expected, ((i, j) for i in words for j in words), strict=True
     ):
         assert row[:2] == [query, key]
         assert row[2:] == pytest.approx(numbers, abs=1e-12)
     # z = w (1, 2, 1, 2) + (1 - w) (0, 2, 3, 0)
-    for row, weight in zip(tables[2]["rows"], (first, second), strict=True):
+    for row, weight in zip(tables[3]["rows"], (first, second), strict=True):
         assert row[1:] == pytest.approx([weight, 2, 3 - 2 * weight, 2 * weight], abs=1e-12)
 
 
@@ -98,7 +101,7 @@ def test_thinking_machines_is_what_the_layer_does(scene: Scene) -> None:
     if layer.out.bias is not None:
         layer.out.bias.zero_()
     z = layer(torch.tensor([worked.X], dtype=torch.float64), contexts[0])[0]
-    shown = [one for one in worked.thinking_machines(scene) if one["kind"] == "table"][2]["rows"]
+    shown = [one for one in worked.thinking_machines(scene) if one["kind"] == "table"][3]["rows"]
     torch.testing.assert_close(torch.tensor([row[1:] for row in shown], dtype=torch.float64), z, rtol=0, atol=1e-12)
 
 
@@ -117,7 +120,7 @@ def test_p_fish_is_a_product_over_tokens(scene: Scene) -> None:
         "P(fish | thanks for all the)": pytest.approx(math.prod(factors), rel=1e-4)
     }
     *likely, (name, value) = piece(found, "bars")["rows"]
-    assert (name, value) == (" fish", pytest.approx(math.prod(factors), rel=1e-4))
+    assert (name, value) == ("␣fish", pytest.approx(math.prod(factors), rel=1e-4))
     logits = model(torch.tensor([ids]))[0, -1]
     assert [value for _, value in likely] == pytest.approx(
         logits.softmax(0).sort().values[-5:].flip(0).tolist(), rel=1e-4

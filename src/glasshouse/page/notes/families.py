@@ -21,10 +21,10 @@ def attention_kind(s: spec.Spec) -> str:
     return ATTENTION[0 if s.n_kv_heads == s.n_heads else 2 if s.n_kv_heads == 1 else 1]
 
 
-def choices(name: str, family: str, s: spec.Spec) -> list[str]:
+def choices(name: str, family: str, s: spec.Spec) -> list[str | int]:
     """Return a model's row: its name, its family, and what it is made of."""
-    attention = f"{attention_kind(s)}, {s.n_heads} heads, {s.n_kv_heads} key-value heads"
-    return [name, family, attention, s.position.kind, f"{s.norm.kind}, {s.norm_placement}", s.feedforward.kind]
+    norm = f"{s.norm.kind}, {s.norm_placement}"
+    return [name, family, attention_kind(s), s.n_heads, s.n_kv_heads, s.position.kind, norm, s.feedforward.kind]
 
 
 def families(scene: Scene) -> list[JsonDict]:
@@ -35,10 +35,14 @@ def families(scene: Scene) -> list[JsonDict]:
     return [
         table(
             "read from the published config.json of each model",
-            ["model", "family", "attention", "positions", "norm", "feed-forward"],
+            ["model", "family", "attention", "heads", "key-value", "positions", "norm", "feed-forward"],
             [*rows, choices("the open model", scene.model.spec.kind, scene.model.spec)],
         ),
-        bars("published models, by attention", ((kind, float(counts[kind])) for kind in ATTENTION)),
+        bars(
+            f"the {len(found)} published models, by attention",
+            ((kind, float(counts[kind])) for kind in ATTENTION),
+            most=len(found),
+        ),
     ]
 
 

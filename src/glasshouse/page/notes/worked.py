@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glasshouse import notes
 from glasshouse.config import JsonDict
+from glasshouse.escaping import show_whitespace
 from glasshouse.inspection import edit, record
 from glasshouse.models import Model
 from glasshouse.page.notes.figure import (
@@ -84,6 +85,11 @@ def thinking_machines(scene: Scene) -> list[JsonDict]:
     return [
         sentence(f"“{THINKING.text}” as two vectors x of width 4 through one head of width 4, without a mask."),
         table(
+            "the matrices, row by row",
+            ["row", "Wq", "Wk", "Wv"],
+            ([i, *(_shown(one[i]) for one in (WQ, WK, WV))] for i in range(len(WQ))),
+        ),
+        table(
             "q = x Wq, k = x Wk, v = x Wv",
             ["token", "x", "q", "k", "v"],
             ([word, *(_shown(one[i]) for one in (X, q, k, v))] for i, word in enumerate(words)),
@@ -97,10 +103,6 @@ def thinking_machines(scene: Scene) -> list[JsonDict]:
             "the output: values by their weights",
             ["token", *(f"z{i}" for i in range(len(z[0])))],
             ([word, *row] for word, row in zip(words, z, strict=True)),
-        ),
-        *(
-            table(f"{name}, {len(rows)} x {len(rows[0])}", [f"{i}" for i in range(len(rows[0]))], rows)
-            for name, rows in (("Wq", WQ), ("Wk", WK), ("Wv", WV))
         ),
     ]
 
@@ -137,7 +139,7 @@ def p_fish(scene: Scene) -> list[JsonDict]:
         *why,
         bars(
             f"P(next | {start}), the five most likely tokens, and {word}",
-            [*likely, (f" {word}", whole)],
+            [*likely, (show_whitespace(f" {word}".encode()), whole)],
             most=1,
         ),
         table(
