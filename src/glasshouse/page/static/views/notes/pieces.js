@@ -37,10 +37,12 @@ function lines(piece) {
   return figure;
 }
 
+const WIDE = 6; // columns that fit in half the width
+
 function table(piece) {
   const cell = (value) => (typeof value === "number"
     ? h("td", { class: "number", data: { value } }, number(value)) : h("td", {}, inline(value ?? "")));
-  return h("figure", { class: "piece" }, h("figcaption", {}, inline(piece.title)),
+  return h("figure", { class: piece.head.length > WIDE ? "piece wide" : "piece" }, h("figcaption", {}, inline(piece.title)),
     h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": piece.title }, h("table", {},
       h("thead", {}, h("tr", {}, piece.head.map((name) => h("th", { scope: "col" }, name)))),
       h("tbody", {}, piece.rows.map((row) => h("tr", {}, row.map(cell)))))));
