@@ -144,7 +144,7 @@ def opened(name: str) -> Opened:
     """Return one of the models that figures are drawn on."""
     match name:
         case "python-3m":
-            return Opened(_traces(name), Prompt(PYTHON), layer=2, head=3, position=19)
+            return Opened(_traces(name), Prompt(PYTHON), layer=2, head=4, position=19)
         case "dates-1m":
             return Opened(_traces(name), Prompt(pretrained.PROMPTS[name], "2033-03-2"), layer=1, head=2, position=3)
         case "gpt2":  # learned positions, layer norm, biases and GELU, and heads in groups of three
@@ -152,7 +152,7 @@ def opened(name: str) -> Opened:
             return Opened(_in_memory(model), Prompt(IDS), layer=1, head=4, position=21)
         case "bert":  # post-norm, and no mask
             model = tiny("encoder", norm_placement="post", final_norm=False, n_segments=2)
-            return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=5)
+            return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=20)
         case "gemma":  # norms on both sides, rotary, gated, tanh of the scores, a window in every other layer
             choices = {"norm": "rms", "norm_placement": "sandwich", "position": "rotary", "attention_softcap": 3.0}
             sizes = {"n_kv_heads": 3, "d_head": 8, "windows": [WINDOW, 0]}
