@@ -1,4 +1,4 @@
-"""Figures of the shortest text."""
+"""Figures of the shortest text, and of ids without a text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from claims.figures import Opened, opened
+from glasshouse import notes
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.notes import FIGURES
 from glasshouse.page.notes.view import NoteFigure, note_figure
@@ -38,3 +39,13 @@ def test_two_tokens_are_enough() -> None:
     one = replace(opened("gpt2"), prompt=Prompt("5 6"))
     assert texts(one, "A15") == []
     assert texts(one, "M6") == []
+
+
+@pytest.mark.parametrize(("name", "text"), [("framed", "to be"), ("gpt2", notes.EXAMPLES[0].text)])
+def test_ids_without_a_text_are_decoded(name: str, text: str) -> None:
+    """Where a model has no tokenizer to decode them, cards about text show the first example."""
+    one = opened(name)
+    ids = (5, 6) if one.tok is None else tuple(one.tok.encode(text, add_special_tokens=False))
+    asked = NoteFigure("T1", ForwardPass(Prompt(appended=ids)))
+    (facts,) = (one["facts"] for one in note_figure(one.traces, asked)["pieces"] if one["kind"] == "facts")
+    assert dict(facts)["characters"] == len(text)
