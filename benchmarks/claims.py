@@ -74,7 +74,7 @@ def test_outcomes(jobs: int, quick: bool) -> dict[str, Counter[str]]:
         cases = ElementTree.parse(report).iter("testcase")
         found: dict[str, Counter[str]] = defaultdict(Counter)
         for case in cases:
-            named = re.match(r"test_([a-z]\d+)_", case.get("name", ""))
+            named = re.match(r"test_(?:figure_)?([a-z]\d+)[_[]", case.get("name", ""))
             failed = case.find("failure") is not None or case.find("error") is not None
             if named:
                 found[named[1].upper()]["failed" if failed else "passed"] += 1

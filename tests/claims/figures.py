@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, NamedTuple
 
 import pytest
+import tokenizers
 import torch
 from examples import first_of
 from torch import Tensor, nn
@@ -144,7 +145,7 @@ def opened(name: str) -> Opened:
     """Return one of the models that figures are drawn on."""
     match name:
         case "python-3m":
-            return Opened(_traces(name), Prompt(PYTHON), layer=2, head=3, position=19)
+            return Opened(_traces(name), Prompt(PYTHON), layer=2, head=4, position=19)
         case "dates-1m":
             return Opened(_traces(name), Prompt(pretrained.PROMPTS[name], "2033-03-2"), layer=1, head=2, position=3)
         case "gpt2":  # learned positions, layer norm, biases and GELU, and heads in groups of three
@@ -152,7 +153,7 @@ def opened(name: str) -> Opened:
             return Opened(_in_memory(model), Prompt(IDS), layer=1, head=4, position=21)
         case "bert":  # post-norm, and no mask
             model = tiny("encoder", norm_placement="post", final_norm=False, n_segments=2)
-            return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=5)
+            return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=20)
         case "gemma":  # norms on both sides, rotary, gated, tanh of the scores, a window in every other layer
             choices = {"norm": "rms", "norm_placement": "sandwich", "position": "rotary", "attention_softcap": 3.0}
             sizes = {"n_kv_heads": 3, "d_head": 8, "windows": [WINDOW, 0]}
@@ -162,7 +163,27 @@ def opened(name: str) -> Opened:
         case "headless":  # predicts nothing, and adds no positions
             model = tiny("encoder", position="rotary", head={"kind": "none"})
             return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=2, head=5, position=4)
+        case "framed":  # a tokenizer that puts a token before and after every text
+            tok = framed_tokenizer()
+            traces = TraceCache(ModelLoader.from_model(tiny("decoder", vocab_size=2000), tok))
+            return Opened(traces, Prompt("to be or not to be, that is"), layer=0, head=0, position=0)
     raise ValueError(name)
+
+
+def framed_tokenizer() -> gh.Tokenizer:
+    """Return a byte-level tokenizer that adds <s> and </s> to a text."""
+    table = tokenizers.Tokenizer(tokenizers.models.BPE())
+    table.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    table.decoder = tokenizers.decoders.ByteLevel()
+    alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=262, special_tokens=["<s>", "</s>"], initial_alphabet=alphabet, show_progress=False
+    )
+    table.train_from_iterator(["to be or not to be"], trainer)
+    table.post_processor = tokenizers.processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 0), ("</s>", 1)]
+    )
+    return gh.Tokenizer.from_json(table.to_str())
 
 
 def _traces(name: str) -> TraceCache:

@@ -84,7 +84,7 @@ def test_figure_b2(drawn: Drawn) -> None:
     }
 
 
-@on("B3", "python-3m", "gpt2", "gemma", "bert")
+@on("B3", "python-3m", "gpt2", "gemma", "bert", "dates-1m")
 def test_figure_b3(drawn: Drawn) -> None:
     one, s, layer = drawn.model, drawn.model.model.spec, drawn.model.layer
     part = one.stack.blocks[layer].feedforward
@@ -103,7 +103,8 @@ def test_figure_b3(drawn: Drawn) -> None:
     # The neurons from what the model's own modules return.
     modules = (part.layer.up, part.layer.gate) if gated else (part.layer.up,)
     found = [out[one.position] for out in one.outputs(*modules)]
-    neurons = found[0] * F.silu(found[1]) if gated else F.gelu(found[0])
+    activation = {"swiglu": F.silu, "gelu": F.gelu, "relu": F.relu}[s.feedforward.kind]
+    neurons = found[0] * activation(found[1]) if gated else activation(found[0])
     (matrix,) = drawn.matrices
     count = 4 * WIDE if s.d_ff >= 4 * WIDE else s.d_ff
     assert matrix.title == f"{count} of its {s.d_ff} neurons at this token"

@@ -127,7 +127,7 @@ def test_figure_v3(drawn: Drawn) -> None:
     assert drawn.texts[-1].startswith("The parts are heads, feed-forward layers, the embedding and the biases")
 
 
-@on("V4", "gpt2", "python-3m", "dates-1m", "bert")
+@on("V4", "gpt2", "python-3m", "dates-1m", "bert", "gemma")
 def test_figure_v4(drawn: Drawn) -> None:
     one, s = drawn.model, drawn.model.model.spec
     at, n = one.position, one.shown

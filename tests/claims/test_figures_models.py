@@ -144,7 +144,7 @@ def test_figure_m9(drawn: Drawn) -> None:
     assert drawn.facts == {"by arithmetic": total, "counted by gh.count_parameters": total}
 
 
-@on("M4", "gpt2", "python-3m", "dates-1m", "gemma", "headless")
+@on("M4", "gpt2", "python-3m", "dates-1m", "bert", "gemma", "headless")
 def test_figure_m4(drawn: Drawn) -> None:
     one = predicting(drawn.model, drawn.texts)
     logits = one.logits()[one.position].tolist()
