@@ -1,4 +1,4 @@
-"""P6, how large position embeddings are beside token embeddings; P9, naive positions at twice the trained length."""
+"""P4, texts longer than those of training; P6, how large positions are beside tokens; P9, naive positions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import glasshouse as gh
+from glasshouse.data import Batch
+from glasshouse.errors import InputError
 from glasshouse.models import Model
 from trained_claims.experiment import (
     SMALL,
@@ -26,11 +28,11 @@ from trained_claims.experiment import (
 LETTERS = 26
 
 
-def position_norms(seeds: int = 3, steps: int = 300, width: int = 128) -> Result:
+def position_norms(seeds: int = 3, steps: int = 300, width: int = 128, embed_scale: bool = True) -> Result:
     """Measure the norm of the position embedding relative to the token embedding, before and after training."""
     at_first, trained, losses = [], [], []
     for seed in range(seeds):
-        choices = {"position": "sinusoidal", "embed_scale": True, "init": "xavier"}
+        choices = {"position": "sinusoidal", "embed_scale": embed_scale, "init": "xavier"}
         model = build(seed, kind="decoder", vocab_size=256, **choices, **(SMALL | {"d_model": width}))
         at_first.append(norm_ratio(model))
         train(model, sequences(library("train"), 32, 64), steps, 1e-3, seed=seed)
@@ -120,3 +122,64 @@ def naive_positions(seeds: int = 3, steps: int = 400, length: int = 16) -> Resul
             sinusoidal - result.figures[f"{name}: accuracy at twice the length"]
         )
     return result
+
+
+# Trained at one length and read at others
+
+
+KINDS = ("sinusoidal", "rotary", "alibi", "learned")
+STRETCHES = (1.0, 1.5, 2.0)
+
+
+def longer_texts(seeds: int = 3, steps: int = 400, length: int = 64) -> Result:
+    """Train on texts of one length, and return the loss by position in texts of twice that length.
+
+    The loss in the second half of the trained length is what the loss beyond it is compared with: there was as much
+    context there already, so that a model which generalises does no worse.
+    """
+    result = Result(along="position")
+    batches = validation(2 * length)
+    width = length // 4  # of the stretches of positions that a point of the curve is a mean of
+    for kind in KINDS:
+        each = []
+        for seed in range(seeds):
+            choices = {"position": kind, "embed_scale": kind == "sinusoidal", "init": "xavier"}
+            model = build(seed, kind="decoder", vocab_size=256, **choices, **(SMALL | {"max_len": length}))
+            train(model, sequences(library("train"), 16, length), steps, 3e-3, seed=seed)
+            each.append(loss_by_position(model, batches))
+            log(f"P4: {kind}, seed {seed}: {' '.join(f'{one:.2f}' for one in each[-1].view(-1, width).mean(1))}")
+        losses = torch.stack(each)  # [seeds, positions]
+        result.curves[kind] = [
+            (float(at), float(losses[:, at : at + width].mean())) for at in range(0, losses.shape[1], width)
+        ]
+        for stretch in STRETCHES:
+            last = round(stretch * length)
+            if last <= losses.shape[1]:
+                result.add(
+                    f"{kind}: loss at {stretch:g} times the length",
+                    losses[:, last - length // 2 : last].mean(1).tolist(),
+                )
+        if losses.shape[1] > length:
+            trained, beyond = losses[:, length // 2 : length].mean(1), losses[:, -(length // 2) :].mean(1)
+            result.add(f"{kind}: loss at twice the length - at the length", (beyond - trained).tolist())
+    result.figures["learned: positions that have a vector, of those of twice the length"] = losses.shape[1] / (
+        2 * length
+    )
+    result.figures["largest loss at the trained length"] = max(
+        result.figures[f"{kind}: loss at 1 times the length"] for kind in KINDS
+    )
+    return result
+
+
+@torch.no_grad()
+def loss_by_position(model: Model, batches: list[Batch]) -> Tensor:
+    """Return the mean loss at each position that the model takes."""
+    found = []
+    for batch in batches:
+        try:
+            logits = model(batch.ids)
+        except InputError:  # learned positions end
+            logits = model(batch.ids[:, : model.spec.max_len])
+        targets = batch.targets[:, : logits.shape[1]]
+        found.append(F.cross_entropy(logits.transpose(1, 2), targets, reduction="none"))
+    return torch.cat(found).mean(0)
