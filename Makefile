@@ -190,7 +190,7 @@ bench-inspection: $(VENV)/.ready  ## overhead of recording, against TransformerL
 bench-page: browser  ## latency of the page in a browser, against one forward pass (two minutes; wants an idle machine)
 	$(BIN)/python benchmarks/page.py --chromium $$($(BIN)/python tests/chromium.py)
 
-claims: $(VENV)/.ready  ## every statement of the notes, those that need training too; fails if one does not hold (an hour)
+claims: $(VENV)/.ready  ## every statement of the notes, those that need training too; fails if one does not hold (one to two hours; resumes)
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python docs/generate_notes.py
 	$(BIN)/python -m pytest -m long tests/claims/test_faults.py

@@ -54,7 +54,7 @@ PARTS: dict[str, Part] = {
     "l1": Part(
         pretraining.fine_tuning,
         ("L1",),
-        {"pretrainings": 1, "seeds": 3, "steps": 0, "unlabelled": 1000, "fine_tune_steps": 40, "tests": 300},
+        {"pretrainings": 1, "seeds": 2, "steps": 0, "unlabelled": 300, "fine_tune_steps": 20, "tests": 200},
     ),
     "a13": Part(key_value_heads.compare_heads, ("A13", "A16"), {"seeds": 2, "steps": 0, "cached": 64}),
     "t6": Part(tokens.bits_per_byte, ("T6",), {"seeds": 1, "steps": 0, "vocabularies": (512,)}),
