@@ -190,7 +190,7 @@ bench-inspection: $(VENV)/.ready  ## overhead of recording, against TransformerL
 bench-page: browser  ## latency of the page in a browser, against one forward pass (two minutes; wants an idle machine)
 	$(BIN)/python benchmarks/page.py --chromium $$($(BIN)/python tests/chromium.py)
 
-claims: $(VENV)/.ready  ## every statement of the notes, those that need training too, and mistakes planted in their figures; fails if one does not hold or is not caught (an hour)
+claims: $(VENV)/.ready  ## every statement of the notes, those that need training too, and mistakes planted in their figures; fails if one does not hold or is not caught (one to two hours; resumes)
 	$(BIN)/python benchmarks/claims.py
 	$(BIN)/python tests/claims/figure_faults.py
 	$(BIN)/python docs/generate_notes.py

@@ -1,17 +1,19 @@
 """Every statement of the notes, checked: those that need training by experiments, the others by their tests.
 
-    python benchmarks/claims.py [--parts t6 p6 p9 a11 a13 b6 b8 m7 l1] [--jobs 2] [--no-tests] [--no-save]
+    python benchmarks/claims.py [--parts t6 m8 ...] [--jobs 2] [--no-tests] [--no-save] [--fresh]
 
 Prints one table, and exits with an error if a statement does not hold as src/glasshouse/notes/ has it: figures are
 compared with the thresholds there, and saved beside them for the page and the docs. Text is the Python standard
 library, byte level, or the built-in langid dataset. Batches depend on the seed alone, so models of one seed are
-trained on the same batches.
+trained on the same batches. Finished parts are kept in build/claims until their code changes, so that a run which was
+interrupted resumes.
 """
 
 from __future__ import annotations
 
 import argparse
 import datetime
+import json
 import os
 import re
 import subprocess
@@ -19,48 +21,63 @@ import sys
 import tempfile
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Mapping
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
 import torch
-from trained_claims import (
-    attention_patterns,
-    key_value_heads,
-    norm_placement,
-    positions,
-    pretraining,
-    recall,
-    tokens,
-)
 from trained_claims.experiment import Result, log
+from trained_claims.parts import PARTS
 
 from glasshouse import notes
-from glasshouse.notes.measurement import Measurement, save, verdicts
+from glasshouse.notes.measurement import Measurement, Verdict, save, verdicts
 
 ROOT = Path(__file__).parents[1]
-# The longest first, so that none is left alone at the end.
-EXPERIMENTS: dict[str, tuple[Callable[[], Result], tuple[str, ...]]] = {
-    "l1": (pretraining.fine_tuning, ("L1",)),
-    "m7": (recall.by_distance, ("M7", "M8")),
-    "b6": (norm_placement.stability, ("B6",)),
-    "a11": (attention_patterns.patterns, ("A11",)),
-    "t6": (tokens.bits_per_byte, ("T6",)),
-    "a13": (key_value_heads.compare_heads, ("A13", "A16")),
-    "p9": (positions.naive_positions, ("P9",)),
-    "b8": (norm_placement.trained_range, ("B8",)),
-    "p6": (positions.position_norms, ("P6",)),
-}
+FINISHED = ROOT / "build" / "claims"
 
 
-def run(part: str) -> Result:
-    """Run an experiment, in a process of its own."""
+@dataclass(frozen=True)
+class Finished:
+    """The result of a part, kept for a run that resumes."""
+
+    key: str  # of the code that it comes from
+    on: str  # date
+    seconds: float  # of one core
+    result: Result
+
+    @classmethod
+    def load(cls, part: str) -> Finished | None:
+        """Return the result of a part if its code is still the same."""
+        path = FINISHED / f"{part}.json"
+        if not path.exists():
+            return None
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        found = cls(**(kept | {"result": Result(**kept["result"])}))
+        return found if found.key == PARTS[part].key else None
+
+    def save(self, part: str) -> None:
+        """Keep it; a run that is killed meanwhile leaves no half of a file."""
+        FINISHED.mkdir(parents=True, exist_ok=True)
+        path = FINISHED / f"{part}.json"
+        path.with_suffix(".part").write_text(json.dumps(asdict(self)), encoding="utf-8")
+        path.with_suffix(".part").replace(path)
+
+
+def run(part: str) -> Finished:
+    """Run an experiment, in a process of its own, or return what is kept of it."""
+    if (kept := Finished.load(part)) is not None:
+        log(f"{part} was finished on {kept.on}; --fresh runs it again")
+        return kept
     torch.set_num_threads(1)  # models this small gain nothing from more
-    start = time.perf_counter()
-    result = EXPERIMENTS[part][0]().rounded()
-    log(f"{part} took {time.perf_counter() - start:.0f} s")
-    return result
+    start = time.process_time()  # whatever else the machine does
+    result = PARTS[part].run().rounded()
+    today = datetime.datetime.now(datetime.UTC).date().isoformat()
+    found = Finished(PARTS[part].key, today, time.process_time() - start, result)
+    found.save(part)
+    log(f"{part} took {found.seconds:.0f} s of one core")
+    return found
 
 
 def test_outcomes(jobs: int, quick: bool) -> dict[str, Counter[str]]:
@@ -81,18 +98,31 @@ def test_outcomes(jobs: int, quick: bool) -> dict[str, Counter[str]]:
     return found
 
 
+def with_spread(found: Verdict, figures: Mapping[str, float]) -> str:
+    """Return a figure beside its threshold, and its standard deviation over seeds where it is a mean."""
+    spread = figures.get(f"{found.threshold.figure}, standard deviation")
+    said = str(found) if spread is None else f"{found}, standard deviation {spread:.2g}"
+    return said if found.as_stated else f"{said}: NOT AS STATED"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--parts", nargs="*", choices=EXPERIMENTS, default=[*EXPERIMENTS], help="(default: all)")
+    parser.add_argument("--parts", nargs="*", choices=PARTS, default=[*PARTS], help="(default: all)")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--no-tests", action="store_true", help="do not run tests/claims")
     parser.add_argument("--quick", action="store_true", help="leave out the tests that take seconds")
     parser.add_argument("--no-save", action="store_true", help="leave the saved figures as they are")
+    parser.add_argument("--fresh", action="store_true", help="run parts again that were finished before")
     args = parser.parse_args()
+    start = time.perf_counter()
+    if args.fresh:
+        for part in args.parts:
+            (FINISHED / f"{part}.json").unlink(missing_ok=True)
     outcomes = {} if args.no_tests else test_outcomes(args.jobs, args.quick)
+    tested = time.perf_counter() - start
     with ProcessPoolExecutor(args.jobs) as pool:
         results = dict(zip(args.parts, pool.map(run, args.parts), strict=True))
-    measured = {number: results[part] for part in args.parts for number in EXPERIMENTS[part][1]}
+    measured = {number: results[part] for part in args.parts for number in PARTS[part].statements}
 
     broken, kept = [], {}
     for statement in (one for part in notes.parts() for one in part.statements):
@@ -102,16 +132,22 @@ def main() -> None:
             lines.append(", ".join(f"{count} tests {outcome}" for outcome, count in tests.items()))
             wrong = bool(tests["failed"])
         if number in measured:
-            result = measured[number]
-            found = verdicts(statement, result.figures)
-            lines += map(str, found)
+            part = measured[number]
+            found = verdicts(statement, part.result.figures)
+            lines += [with_spread(one, part.result.figures) for one in found]
             wrong |= not all(one.as_stated for one in found)
-            today = datetime.datetime.now(datetime.UTC).date().isoformat()
-            kept[number] = Measurement(today, result.figures, result.curves, result.along)
-        if lines:
-            print(f"{number:4} {'FAILS' if wrong else 'holds':6} {statement.title}")
-            print("\n".join(f"{'':12}{line}" for line in lines), flush=True)
-            broken += [number] * wrong
+            kept[number] = Measurement(part.on, part.result.figures, part.result.curves, part.result.along)
+        outcome = ("FAILS" if wrong else "holds") if lines else "-"  # what was not run now
+        if number not in measured and (before := notes.measurements().get(number)) is not None:
+            found = verdicts(statement, before.figures)
+            lines += [f"{with_spread(one, before.figures)}, on {before.on}" for one in found]
+        print(f"{number:4} {outcome:6} {statement.title}")
+        print("".join(f"{'':12}{line}\n" for line in lines), end="", flush=True)
+        broken += [number] * wrong
+    seconds = {part: one.seconds for part, one in results.items()}
+    print("seconds of one core: " + ", ".join(f"{part} {one:.0f}" for part, one in seconds.items()))
+    took = time.perf_counter() - start
+    print(f"{sum(seconds.values()):.0f} s for these parts; this run took {took:.0f} s, {tested:.0f} s for tests")
     if not args.no_save:
         save({number: one for number, one in kept.items() if number not in broken})
     if broken:

@@ -14,6 +14,7 @@ from trained_claims.experiment import SMALL, Result, build, evaluate, log, make_
 
 LETTERS, LENGTH = 26, 64
 START = LETTERS  # the token that every text begins with
+LIBRARY_STEPS = 440  # of the recipe
 
 
 def echo_batches(rows: int) -> Callable[[torch.Generator], Batch]:
@@ -62,10 +63,10 @@ def echo_patterns(seeds: int = 3, steps: int = 1500) -> Result:
     return result
 
 
-def library_scores() -> tuple[gh.inspection.HeadScores, float]:
+def library_scores(steps: int = LIBRARY_STEPS) -> tuple[gh.inspection.HeadScores, float]:
     """Train the recipe `stdlib` as `glasshouse train` does; return its heads' scores, and the share of line ends."""
     with tempfile.TemporaryDirectory() as folder:
-        gh.train(gh.Run.load("stdlib", f"train.out={folder}/run"), progress=False)
+        gh.train(gh.Run.load("stdlib", f"train.out={folder}/run", f"train.steps={steps}"), progress=False)
         model, tok = gh.load(f"{folder}/run/model")
     assert tok is not None
     text = "\n".join(text for _, text in builtin_dataset("stdlib").items("validation"))
@@ -74,10 +75,10 @@ def library_scores() -> tuple[gh.inspection.HeadScores, float]:
     return gh.head_scores(model, ids, marked=line_ends), float(line_ends.float().mean())
 
 
-def patterns() -> Result:
+def patterns(seeds: int = 3, steps: int = 1500, library_steps: int = LIBRARY_STEPS) -> Result:
     """Return what heads learn on repeated letters and on the standard library."""
-    result = echo_patterns()
-    scores, line_ends = library_scores()
+    result = echo_patterns(seeds, steps)
+    scores, line_ends = library_scores(library_steps)
     result.figures |= {
         "stdlib: previous-token head": float(scores.previous.max()),
         "stdlib: end-of-line head": float(scores.marked.max()),

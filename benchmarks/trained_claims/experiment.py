@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import sys
 from collections.abc import Callable, Iterable
@@ -43,6 +44,12 @@ class Result:
         """Return it with as many digits as are of interest."""
         curves = {name: [(x, round(y, 5)) for x, y in points] for name, points in self.curves.items()}
         return Result({name: round(value, 5) for name, value in self.figures.items()}, curves, self.along)
+
+
+def in_standard_errors(differences: list[float]) -> float:
+    """Return the mean of differences over its standard error; NaN where there are too few to tell."""
+    spread = statistics.stdev(differences) if len(differences) > 1 else 0.0
+    return statistics.mean(differences) / (spread / math.sqrt(len(differences))) if spread else math.nan
 
 
 def log(text: str) -> None:

@@ -6,7 +6,7 @@ import math
 from functools import cache
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
@@ -46,11 +46,15 @@ def stall_loss() -> float:
     return unigram - (unigram - entropy_rate) / 10
 
 
-def deep_model(placement: str, seed: int) -> Model:
-    """Return 12 layers, pre-norm or post-norm."""
+def deep_model(placement: str, seed: int, norms: bool = True) -> Model:
+    """Return 12 layers, pre-norm or post-norm, or with the norms taken out."""
     shape = SMALL | {"n_layers": LAYERS, "d_model": 32, "d_ff": 128, "max_len": LENGTH}
     choices = {"norm_placement": placement, "final_norm": placement == "pre", "init": "xavier"}
-    return build(seed, kind="decoder", vocab_size=STATES, **choices, **shape)
+    model = build(seed, kind="decoder", vocab_size=STATES, **choices, **shape)
+    if not norms:
+        for block in model.stack.blocks:
+            block.attention.norm = block.feedforward.norm = nn.Identity()
+    return model
 
 
 def stability(
@@ -86,22 +90,22 @@ def deep_loss(placement: str, warmup: int, lr: float, steps: int, seed: int) -> 
         return math.nan
 
 
-def trained_range(seeds: int = 3, steps: int = 280) -> Result:
+def trained_range(seeds: int = 3, steps: int = 280, norms: bool = True) -> Result:
     """Return how much the residual stream's norm grows over 12 layers, as initialised and trained, in both orders."""
     result = Result(along="layer")
     batch = markov_batches(64)(make_rng(10**6))
     for placement in ("pre", "post"):
         growth: dict[str, list[float]] = {"as initialised": [], "trained": []}
         for seed in range(seeds):
-            model = deep_model(placement, seed)
+            model = deep_model(placement, seed, norms)
             growth["as initialised"].append(stream_growth(model, batch)[-1])
             train(model, markov_batches(16), steps, 3e-4, seed=seed, warmup=steps // 4)
-            norms = stream_growth(model, batch)
-            growth["trained"].append(norms[-1])
-            log(f"B8: {placement}-norm, seed {seed}: grown by {norms[-1]:.2f} after training")
+            stream = stream_growth(model, batch)
+            growth["trained"].append(stream[-1])
+            log(f"B8: {placement}-norm, seed {seed}: grown by {stream[-1]:.2f} after training")
         for name, values in growth.items():
             result.add(f"{placement}-norm, growth of the stream's norm, {name}", values)
-        result.curves[f"{placement}-norm, trained"] = [(float(layer), norm) for layer, norm in enumerate(norms)]
+        result.curves[f"{placement}-norm, trained"] = [(float(layer), norm) for layer, norm in enumerate(stream)]
     largest = max(value for name, value in result.figures.items() if "deviation" not in name)
     result.figures["largest growth of the stream's norm over 12 layers"] = largest
     return result

@@ -1,4 +1,4 @@
-"""P6, how large position embeddings are beside token embeddings; P9, naive positions at twice the trained length."""
+"""P4, texts longer than those of training; P6, how large positions are beside tokens; P9, naive positions."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import glasshouse as gh
+from glasshouse.errors import InputError
 from glasshouse.models import Model
 from trained_claims.experiment import (
     SMALL,
@@ -26,11 +27,11 @@ from trained_claims.experiment import (
 LETTERS = 26
 
 
-def position_norms(seeds: int = 3, steps: int = 300, width: int = 128) -> Result:
+def position_norms(seeds: int = 3, steps: int = 300, width: int = 128, embed_scale: bool = True) -> Result:
     """Measure the norm of the position embedding relative to the token embedding, before and after training."""
     at_first, trained, losses = [], [], []
     for seed in range(seeds):
-        choices = {"position": "sinusoidal", "embed_scale": True, "init": "xavier"}
+        choices = {"position": "sinusoidal", "embed_scale": embed_scale, "init": "xavier"}
         model = build(seed, kind="decoder", vocab_size=256, **choices, **(SMALL | {"d_model": width}))
         at_first.append(norm_ratio(model))
         train(model, sequences(library("train"), 32, 64), steps, 1e-3, seed=seed)
@@ -120,3 +121,56 @@ def naive_positions(seeds: int = 3, steps: int = 400, length: int = 16) -> Resul
             sinusoidal - result.figures[f"{name}: accuracy at twice the length"]
         )
     return result
+
+
+# Trained at one length and read at others
+
+
+KINDS = ("sinusoidal", "rotary", "alibi", "learned")
+
+
+def longer_texts(seeds: int = 2, steps: int = 400, length: int = 64) -> Result:
+    """Train on texts of one length, and read the last tokens of texts of 1.5 times and twice that length.
+
+    The same tokens are read as the second half of a text of the trained length, too: they have less context there,
+    so that a model which generalises does no worse in the longer text.
+    """
+    result = Result(along="position in a text of twice the length")
+    ids = torch.cat([batch.ids for batch in validation(2 * length)])
+    half = length // 2
+    for kind in KINDS:
+        at_length, by_position = [], []
+        excess: dict[float, list[float]] = {1.5: [], 2.0: []}
+        for seed in range(seeds):
+            choices = {"position": kind, "embed_scale": kind == "sinusoidal", "init": "xavier"}
+            model = build(seed, kind="decoder", vocab_size=256, **choices, **(SMALL | {"max_len": length}))
+            train(model, sequences(library("train"), 16, length), steps, 3e-3, seed=seed)
+            at_length.append(float(losses(model, ids[:, :length])[-half:].mean()))
+            try:
+                for times, each in excess.items():
+                    text = ids[:, : round(times * length)]
+                    longer, trained = (losses(model, one)[-half:].mean() for one in (text, text[:, -length:]))
+                    each.append(float(longer - trained))
+                by_position.append(losses(model, ids))
+            except InputError:  # learned positions end
+                by_position.append(losses(model, ids[:, :length]))
+            log(f"P4: {kind}, seed {seed}: {at_length[-1]:.3f} at the length, {excess} more")
+        result.add(f"{kind}: loss at the trained length", at_length)
+        for times, each in excess.items():
+            if each:
+                result.add(f"{kind}: loss at {times:g} times the length - at the length", each)
+        points = torch.stack(by_position).mean(0).split(half // 2)
+        result.curves[kind] = [(float(number * (half // 2)), float(one.mean())) for number, one in enumerate(points)]
+        n_read = sum(len(one) for one in points) + 1
+        result.figures[f"{kind}: tokens that it takes / trained length"] = round(n_read / length)
+    result.figures["largest loss at the trained length"] = max(
+        result.figures[f"{kind}: loss at the trained length"] for kind in KINDS
+    )
+    return result
+
+
+@torch.no_grad()
+def losses(model: Model, ids: Tensor) -> Tensor:
+    """Return the mean loss of each token after the first [S - 1]."""
+    logits = model(ids)[:, :-1]
+    return F.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none").mean(0)

@@ -1,15 +1,17 @@
-"""M7 and M8: a letter anywhere in the context, recalled at its end by attention and by an LSTM that is no smaller."""
+"""M7 and M8: a letter anywhere in the context, recalled at its end by attention and by recurrent models."""
 
 from __future__ import annotations
 
+import itertools
 import statistics
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from glasshouse.data import Batch
 from glasshouse.models import Model
+from glasshouse.training.optimizer import AdamW, make_optimizer
+from glasshouse.training.step import TrainStep
 from trained_claims.experiment import SMALL, BatchSampler, Result, build, evaluate, log, make_rng, train
 
 LETTERS = 26  # lower case, then as many upper case, then the query
@@ -34,31 +36,22 @@ def recall(context: int, rows: int, distance: int | None = None) -> BatchSampler
     return sample
 
 
-def untrained_attention(seed: int, context: int) -> Model:
+def one_layer(seed: int, context: int, position: str = "rotary", d_model: int = SMALL["d_model"]) -> Model:
     """Return one attention layer: with one layer there is no second hop."""
-    shape = SMALL | {"n_layers": 1, "max_len": context}
-    return build(seed, kind="decoder", vocab_size=QUERY + 1, position="rotary", **shape)
+    shape = SMALL | {"n_layers": 1, "max_len": context, "d_model": d_model, "d_ff": 4 * d_model}
+    return build(seed, kind="decoder", vocab_size=QUERY + 1, position=position, **shape)
 
 
 def trained_attention(seed: int, steps: int, context: int) -> Model:
     """Return one attention layer that learned to recall."""
-    model = untrained_attention(seed, context)
+    model = one_layer(seed, context)
     train(model, recall(context, 32), steps, 3e-3, seed=seed)
     return model
 
 
-def by_distance(seeds: int = 3, steps: int = 800, context: int = 128) -> Result:
-    """Return the accuracy of attention and of an LSTM at every distance."""
-    result = Result(along="distance of the letter")
-    for one in (attention_recall(seeds, steps, context), lstm_recall(seeds, steps, context)):
-        result.figures |= one.figures
-        result.curves |= one.curves
-    return result
-
-
-def attention_recall(seeds: int, steps: int, context: int) -> Result:
-    """Test every distance."""
-    result, worst, each = Result(), [], []
+def attention_recall(seeds: int = 3, steps: int = 800, context: int = 128) -> Result:
+    """Train on all distances of a context, and test every one."""
+    result, worst, each = Result(along="distance of the letter"), [], []
     for seed in range(seeds):
         model = trained_attention(seed, steps, context)
         accuracy = {}
@@ -73,55 +66,95 @@ def attention_recall(seeds: int, steps: int, context: int) -> Result:
     return result
 
 
-class Lstm(nn.Module):
-    """An LSTM with the embedding and the head of the attention model, and 1.4 times its parameters."""
+class Recurrent(nn.Module):
+    """A recurrent layer between an embedding and a head."""
 
-    def __init__(self, seed: int, width: int = 64) -> None:
+    def __init__(self, kind: type[nn.RNNBase], state: int, seed: int, width: int = 32) -> None:
         super().__init__()
         torch.manual_seed(seed)
         self.embedding = nn.Embedding(QUERY + 1, width)
-        self.lstm = nn.LSTM(width, width, batch_first=True)
-        self.up = nn.Sequential(nn.Linear(width, 4 * width), nn.ReLU(), nn.Linear(4 * width, width))
-        self.head = nn.Linear(width, QUERY + 1)
+        self.layer = kind(width, state, batch_first=True)
+        self.head = nn.Linear(state, QUERY + 1)
 
-    def forward(self, ids: Tensor) -> Tensor:
-        """Return the logits of the last position."""
-        x, _ = self.lstm(self.embedding(ids))
-        return self.head(x[:, -1] + self.up(x[:, -1]))
+    def forward(self, ids: Tensor, **_: None) -> Tensor:
+        """Return logits [B, S, V]."""
+        return self.head(self.layer(self.embedding(ids))[0])
 
 
-def lstm_recall(seeds: int, steps: int, context: int) -> Result:
-    """Train an LSTM as long on as many sequences, and test every fourth distance."""
-    result, each = Result(), []
-    n_attention = sum(one.numel() for one in untrained_attention(0, context).parameters())
+# Widths of the state by kind: those of a row have parameters within a tenth of each other, an LSTM's cell included.
+RECURRENT: dict[str, tuple[type[nn.RNNBase], tuple[int, ...]]] = {
+    "RNN": (nn.RNN, (32, 64, 128)),
+    "GRU": (nn.GRU, (18, 37, 74)),
+    "LSTM": (nn.LSTM, (16, 32, 64)),
+}
+SHORT, LONG = 8, 128
+DISTANCES = (*range(1, SHORT), *(10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96, 112, LONG - 1))
+
+
+def recurrent_recall(seeds: int = 2, steps: int = 3000, more: int = 200, sizes: int = 3) -> Result:
+    """Train on short texts until they are right, and ask for letters that are farther away than any in training.
+
+    One size of each is then trained for `more` steps on long texts.
+    """
+    result = Result(along="distance of the letter")
+    short, farthest = [], {}
+    for kind, (layer, widths) in RECURRENT.items():
+        found = []
+        for width in widths[:sizes]:
+            each, trained_far = [], []
+            for seed in range(seeds):
+                model = Recurrent(layer, width, seed)
+                short.append(train_until_right(model, steps, seed))
+                each.append({at: accuracy(model, at) for at in DISTANCES})
+                log(f"M8: {kind}, state of {width}, seed {seed}: right up to {right_up_to(each[-1])}")
+                if width == widths[min(1, sizes - 1)]:
+                    train(model, recall(LONG, 32), min(steps, more), 1e-3, seed=seed)
+                    trained_far.append(right_up_to({at: accuracy(model, at) for at in DISTANCES}))
+                    log(f"M8: {kind}, state of {width}, seed {seed}: {trained_far[-1]} after long texts, too")
+            found += [right_up_to(one) for one in each]
+            result.add(f"{kind}, state of {width}: right up to distance", [*map(right_up_to, each)])
+            result.curves[f"{kind}, state of {width}"] = mean_by_distance(each)
+            if trained_far:
+                result.add(f"{kind}, state of {width}, trained on long texts, too: right up to distance", trained_far)
+        farthest[kind] = statistics.mean(found)
+        result.figures[f"{kind}: right up to distance, mean of all"] = farthest[kind]
+    each = []
     for seed in range(seeds):
-        model, sample, rng = Lstm(seed), recall(context, 32), make_rng(seed)
-        optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, betas=(0.9, 0.98))
-        for _ in range(steps):
-            batch = sample(rng)
-            loss = F.cross_entropy(model(batch.ids), batch.targets[:, -1])
-            optimizer.zero_grad()
-            loss.backward()
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-        accuracy = {}
-        with torch.no_grad():
-            for distance in range(1, context, max(1, context // 32)):
-                batch = recall(context, 200, distance)(make_rng(10**6 + distance))
-                accuracy[distance] = float((model(batch.ids).argmax(-1) == batch.targets[:, -1]).float().mean())
-        each.append(accuracy)
-        log(f"M8: seed {seed}, accuracy {statistics.mean(accuracy.values()):.3f}")
-    near = [one for one in each[0] if one <= context // 4]
-    far = [one for one in each[0] if one > context // 2]
-    for name, distances in (("nearest quarter", near), ("farther half", far)):
-        result.add(
-            f"accuracy of the LSTM, {name}",
-            [statistics.mean(accuracy[at] for at in distances) for accuracy in each],
-        )
-    n_lstm = sum(one.numel() for one in model.parameters())
-    result.figures["parameters of the LSTM / of the attention model"] = n_lstm / n_attention
-    result.curves["accuracy of the LSTM"] = mean_by_distance(each)
+        model = one_layer(seed, LONG, "none", 32)
+        short.append(train_until_right(model, steps, seed))
+        each.append({at: accuracy(model, at) for at in DISTANCES})
+        log(f"M8: attention, seed {seed}: right up to {right_up_to(each[-1])}")
+    result.curves["attention"] = mean_by_distance(each)
+    result.figures["attention: accuracy at the worst distance of any seed"] = min(min(one.values()) for one in each)
+    result.figures["accuracy in short texts, the least of all models"] = min(short)
+    for kind in ("GRU", "LSTM"):
+        ratio = farthest[kind] / farthest["RNN"] if farthest["RNN"] else float("nan")
+        result.figures[f"distance of the {kind} / of the RNN"] = ratio
     return result
+
+
+def train_until_right(model: nn.Module, steps: int, seed: int) -> float:
+    """Train on short texts until 99 answers in 100 are right, at most so many steps; return the accuracy."""
+    train_step = TrainStep(model, make_optimizer(model, AdamW(lr=2e-3, weight_decay=0.0)), grad_clip=1.0)
+    sample, rng = recall(SHORT, 32), make_rng(seed)
+    test = recall(SHORT, 1000)(make_rng(10**6))
+    for step in range(steps):
+        train_step(sample(rng))
+        if step % 100 == 99 and evaluate(model, [test])["accuracy"] >= 0.99:
+            break
+    return evaluate(model, [test])["accuracy"]
+
+
+def accuracy(model: nn.Module, distance: int) -> float:
+    """Return the accuracy where the letter is so far away, and at the beginning where that is beyond a short text."""
+    batch = recall(max(distance + 1, SHORT), 200, distance)(make_rng(10**6 + distance))
+    return evaluate(model, [batch])["accuracy"]
+
+
+def right_up_to(found: dict[int, float]) -> int:
+    """Return the distance up to which nine answers in ten are right; 0 if it is none."""
+    right = itertools.takewhile(lambda one: one[1] >= 0.9, found.items())
+    return max((at for at, _ in right), default=0)
 
 
 def mean_by_distance(each: list[dict[int, float]]) -> list[tuple[float, float]]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from glasshouse import notes
 
+__all__ = ["FOLDER", "PARTS", "Part", "Result", "assert_as_stated"]
+
 FOLDER = Path(__file__).parents[2] / "benchmarks" / "trained_claims"
 
 # Only this folder: a module of benchmarks/ would hide the folder of tests that has its name.
@@ -17,6 +19,9 @@ _found = importlib.util.spec_from_file_location(
 )
 assert _found is not None
 sys.modules[FOLDER.name] = importlib.util.module_from_spec(_found)
+
+from trained_claims.experiment import Result  # noqa: E402 - which is importable now
+from trained_claims.parts import PARTS, Part  # noqa: E402
 
 
 def assert_as_stated(number: str, figures: Mapping[str, float], *, only: str = "") -> None:
