@@ -355,7 +355,7 @@ def head_scores(ids: list[int], pattern: list[list[float]], causal: bool) -> dic
         if others:
             visible = i + 1 if causal else n
             entropy = -sum(w * math.log(w) for w in pattern[i][:visible] if w > 0)
-            found.setdefault("broad: entropy over that of even attention", []).append(entropy / math.log(visible))
+            found.setdefault("broad: entropy over that of uniform attention", []).append(entropy / math.log(visible))
             found.setdefault("gap", []).append(math.log(visible) - entropy)
     return {kind: sum(values) / len(values) for kind, values in found.items()}
 
@@ -378,8 +378,8 @@ def test_figure_a11(drawn: Drawn) -> None:
     uniform = [[1 / (i + 1) if j <= i else 0.0 for j in range(n)] if one.causal else [1 / n] * n for i in range(n)]
     even = head_scores(one.ids, uniform, one.causal)
     most, types = drawn.tables
-    assert most.head == ["looks at", "layer.head", "score", "even attention"]
-    kinds = [kind for kind in (*TYPES, "broad: entropy over that of even attention") if kind in even]
+    assert most.head == ["looks at", "layer.head", "score", "uniform attention"]
+    kinds = [kind for kind in (*TYPES, "broad: entropy over that of uniform attention") if kind in even]
     assert [row[0] for row in most.rows] == kinds
     for kind, at, best, by_chance in most.rows:
         layer, head = map(int, at.split("."))
@@ -447,7 +447,7 @@ def test_figure_a13(drawn: Drawn) -> None:
     assert drawn.facts == {
         "this model has": f"{s.n_kv_heads} of {s.n_heads}",
         "bytes a token": cached_bytes(one, s.n_kv_heads),
-        "times smaller than multi-head": cached_bytes(one, s.n_heads) / cached_bytes(one, s.n_kv_heads),
+        "smaller than multi-head by a factor of": cached_bytes(one, s.n_heads) / cached_bytes(one, s.n_kv_heads),
     }
     assert drawn.texts == ["In 16-bit numbers: 2 (key and value) x 2 bytes x layers x key-value heads x d_head."]
 

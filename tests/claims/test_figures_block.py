@@ -33,10 +33,10 @@ def test_figure_b1(drawn: Drawn) -> None:
         stream[at].tolist() for stream in one.record(f"resid_pre.{layer}", f"attn_out.{layer}", f"resid_mid.{layer}")
     )
     plain = [a + b for a, b in zip(before, f, strict=True)]
-    formula, other = {
-        "pre": ("x + f(norm(x))", normalised(plain)),
-        "sandwich": ("x + norm(f(norm(x)))", normalised(plain)),
-        "post": ("norm(x + f(x))", plain),
+    formula, name, other = {
+        "pre": ("x + f(norm(x))", "norm(x + f), of the same f", normalised(plain)),
+        "sandwich": ("x + norm(f(norm(x)))", "norm(x + f), of the same f", normalised(plain)),
+        "post": ("norm(x + f(x))", "x + f, without the norm", plain),
     }[one.model.spec.norm_placement]
     (table,) = drawn.tables
     assert table.head == ["vector", "norm"]
@@ -44,7 +44,7 @@ def test_figure_b1(drawn: Drawn) -> None:
         ["x, before", near(size(before))],
         ["f, what attention adds", near(size(f))],
         [f"{formula}, after", near(size(after))],
-        ["in the other order", near(size(other))],
+        [name, near(size(other))],
     ]
     (matrix,) = drawn.matrices
     assert matrix.title == f"the first {min(48, len(before))} coordinates"

@@ -148,7 +148,7 @@ def test_figure_v4(drawn: Drawn) -> None:
     change = [[size((a[i] - b[i]).tolist()) for i in range(n)] for a, b in zip(before, after, strict=True)]
     largest = max(map(max, change))
     (matrix,) = drawn.matrices
-    assert matrix.title == (f"change of the stream, head {one.layer}.{one.head} silenced at {at}, “{one.labels[at]}”")
+    assert matrix.title == (f"change of the stream, head {one.layer}.{one.head} ablated at {at}, “{one.labels[at]}”")
     assert matrix.rows == [f"layer {layer}" for layer in range(s.n_layers)]
     assert (matrix.columns, matrix.row) == (one.labels, one.layer)
     same(matrix.values, [[value / largest for value in row] for row in change], 1e-4)

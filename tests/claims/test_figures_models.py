@@ -175,7 +175,7 @@ def stored(bytes_each: int, *shape: int) -> float:
 def test_figure_m5(drawn: Drawn) -> None:
     s = drawn.model.model.spec
     (table,) = drawn.tables
-    assert table.head == ["tokens", "weights of one head", "of all, if they were stored", "cache, 16 bits"]
+    assert table.head == ["tokens", "attention weights of one head", "of all, if they were stored", "cache, 16 bits"]
     lengths = [1024, 2048, 4096]
     lengths += [int(drawn.value)] if drawn.value not in lengths else []
     assert table.rows == [
@@ -194,7 +194,7 @@ def test_figure_m5(drawn: Drawn) -> None:
         "positions": s.position.kind,
     }
     assert drawn.texts == [
-        "The fused kernel never stores the weights: memory grows with the length, not with its square."
+        "The fused kernel never stores the attention weights: memory grows with the length, not with its square."
     ]
 
 
@@ -270,7 +270,7 @@ def test_figure_l2(drawn: Drawn) -> None:
     gradients = torch.func.grad(loss)(weights)
     (table,) = drawn.tables
     assert table.title == f"step {step:.0e}"
-    assert table.head == ["weight", "gradient", "difference", "relative error"]
+    assert table.head == ["weight", "gradient", "finite difference", "relative error"]
     assert [row[0] for row in table.rows] == [*weights][:6]
     errors = []
     for name, exact, near_by, error in table.rows:

@@ -109,12 +109,12 @@ def test_figure_t3(drawn: Drawn) -> None:
     assert table.head == ["tokens", "vocabulary", "length", "unknown words"]
     assert table.rows == [
         ["bytes", 256, len(raw), 0],
-        ["byte pairs (this tokenizer)", len(tok), len(ids), 0],
+        ["BPE (this tokenizer)", len(tok), len(ids), 0],
         ["words of Python's manual", len(known), len(words), sum(unknown)],
     ]
     assert drawn.tokens == [
         ("bytes", unmarked([show_whitespace(bytes([one])) for one in raw[:LIMIT]])),
-        ("byte pairs", unmarked(labels(ids[:LIMIT], tok))),
+        ("BPE tokens", unmarked(labels(ids[:LIMIT], tok))),
         ("words; marked: unknown", list(zip(words, unknown, strict=True))[:LIMIT]),
     ]
 
@@ -198,7 +198,7 @@ def test_figure_t6(drawn: Drawn) -> None:
     raw = middle(*([byte for one in each for byte in utf8(one)] for each in (text, wrong)))
     words = middle(text.split(), wrong.split())
     (bars,) = drawn.bars
-    assert bars.rows == [("bytes", raw[1] - raw[0]), ("byte pairs", last - first), ("words", words[1] - words[0])]
+    assert bars.rows == [("bytes", raw[1] - raw[0]), ("BPE tokens", last - first), ("words", words[1] - words[0])]
     ((_, shown),) = drawn.tokens
     assert shown == [(one, first <= i < last) for i, one in enumerate(labels(ids[1], tok))][:80]
     new = [word for word in wrong.split() if word not in text.split()]

@@ -64,18 +64,19 @@ def test_figure_e3(drawn: Drawn) -> None:
         count = min(count, 48 - one.shown)  # more than its table of positions holds
     if not one.causal:
         one = elsewhere(one, "python-3m")
-        assert drawn.texts == [
+        assert drawn.texts[:-1] == [
             "The open model is no decoder; this shows python-3m, which comes with the package, on its own text."
         ]
+    assert drawn.texts[-1].startswith("Padding is on the left")
     ids = one.inputs[0][:, :LIMIT]
     name = f"pattern.{one.layer}"
     with torch.no_grad(), gh.record(one.model, name) as seen:
         logits = one.model(ids)
     alone, length = seen[name][0, one.head], ids.shape[1]
     (matrix,) = drawn.matrices
-    same(matrix.values[:, :length], alone)
-    assert matrix.values[:, length:].tolist() == [[-math.inf] * count] * length
-    assert (matrix.rows, matrix.columns) == (one.labels, one.labels + ["pad"] * count)
+    same(matrix.values[:, count:], alone)
+    assert matrix.values[:, :count].tolist() == [[-math.inf] * count] * length
+    assert (matrix.rows, matrix.columns) == (one.labels, ["pad"] * count + one.labels)
     largest = max(abs(value) for row in logits[0].tolist() for value in row)
     assert drawn.facts == {
         "padding": count,
@@ -245,7 +246,7 @@ def test_figure_p6(drawn: Drawn) -> None:
     ]
     assert drawn.facts == {
         "mean of |position| / |token|, over this text": near(sum(ratios) / len(ratios)),
-        "at the start, by arithmetic": near(0.70710678, 1e-7),
+        "at the start, by arithmetic (sinusoids, scaled embeddings)": near(0.70710678, 1e-7),
         "width before": one.model.spec.d_model,
         "width after": one.model.spec.d_model,
     }

@@ -54,7 +54,7 @@ def placement(scene: Scene) -> list[JsonDict]:
         ["x, before", float(x[place].norm())],
         ["f, what attention adds", float(added[place].norm())],
         [f"{formula}, after", float(both[place].norm())],
-        ["in the other order", float(other[place].norm())],
+        ["x + f, without the norm" if post else "norm(x + f), of the same f", float(other[place].norm())],
     ]
     return [
         facts(("this model", formula), ("layer", scene.layer)),

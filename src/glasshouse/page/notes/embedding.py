@@ -73,24 +73,32 @@ def padding(scene: Scene) -> list[JsonDict]:
     ids = scene.trace.inputs[0][:, : scene.length]
     length, limit = ids.shape[1], scene.model.spec.position_limit
     count = int(scene.value) if limit is None else min(int(scene.value), limit - length)
-    row = torch.cat([ids, ids[:, :1].expand(1, count)], 1)  # any id will do as padding
+    row = torch.cat([ids[:, :1].expand(1, count), ids], 1)  # any id will do as padding
+    real = torch.arange(count + length, device=ids.device) >= count
     site = f"pattern.{scene.layer}"
     with eval_mode(scene.model):
         alone = scene.model(ids)
         with record(scene.model, site) as seen:
-            padded = scene.model(row, lengths=torch.tensor([length], device=ids.device))
-    weights = seen[site][0, scene.head]
-    names = [*scene.labels, *["pad"] * count]
-    hidden = weights[:length].masked_fill(torch.arange(length + count) >= length, -math.inf)
+            padded = scene.model(row, mask=real[None])
+    weights = seen[site][0, scene.head][count:]
+    names = [*["pad"] * count, *scene.labels]
     return [
         *why,
         facts(
             ("padding", count),
-            ("largest change of a logit", largest_difference(padded[:, :length], alone)),
+            ("largest change of a logit", largest_difference(padded[:, count:], alone)),
             ("largest logit", float(alone.abs().max())),
-            ("largest weight on padding", float(weights[:length, length:].max()) if count else 0.0),
+            ("largest weight on padding", float(weights[:, :count].max()) if count else 0.0),
         ),
-        matrix("attention weights; hatched: padding", hidden, rows=names[:length], columns=names),
+        matrix(
+            "attention weights; hatched: padding",
+            weights.masked_fill(~real.to(weights.device), -math.inf),
+            rows=scene.labels,
+            columns=names,
+        ),
+        sentence(
+            "Padding is on the left, where only its mask hides it; on the right, a causal mask does so already."
+        ),
     ]
 
 
@@ -159,7 +167,7 @@ def norm_ratio(scene: Scene) -> list[JsonDict]:
         *why,
         facts(
             ("mean of |position| / |token|, over this text", float(ratio.mean())),
-            ("at the start, by arithmetic", math.sqrt(1 / 2)),
+            ("at the start, by arithmetic (sinusoids, scaled embeddings)", math.sqrt(1 / 2)),
             ("width before", token.shape[1]),
             ("width after", (token + place).shape[1]),
         ),

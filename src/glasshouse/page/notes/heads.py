@@ -147,7 +147,7 @@ def head_types(scene: Scene) -> list[JsonDict]:
         ("first", "first token"),
         ("duplicate", "the same token before"),
         ("induction", "what followed the same token"),
-        ("broad", "broad: entropy over that of even attention"),
+        ("broad", "broad: entropy over that of uniform attention"),
     ):
         each = [
             (one[kind], layer, head)
@@ -160,7 +160,7 @@ def head_types(scene: Scene) -> list[JsonDict]:
             rows.append([said, f"{layer}.{head}", best, even[layer][kind]])
     labels = [[one["label"] or "none" for one in row] for row in heads]
     return [
-        table("the head that does it most", ["looks at", "layer.head", "score", "even attention"], rows),
+        table("the head that does it most", ["looks at", "layer.head", "score", "uniform attention"], rows),
         table(
             "the type of each head",
             ["layer", *(f"head {i}" for i in range(len(labels[0])))],
@@ -227,7 +227,7 @@ def cache_size(scene: Scene) -> list[JsonDict]:
         facts(
             ("this model has", f"{s.n_kv_heads} of {s.n_heads}"),
             ("bytes a token", s.n_kv_heads * per_head),
-            ("times smaller than multi-head", s.n_heads / s.n_kv_heads),
+            ("smaller than multi-head by a factor of", s.n_heads / s.n_kv_heads),
         ),
         sentence("In 16-bit numbers: 2 (key and value) x 2 bytes x layers x key-value heads x d_head."),
     ]
@@ -274,7 +274,7 @@ def sharing(scene: Scene) -> list[JsonDict]:
     names = [f"head {i}" for i in range(n)]
     return [
         table(
-            "multiplications of the four projections per token, and numbers cached",
+            "multiplications of the four projections per token in one layer, and numbers cached",
             ["key-value heads", "multiplications", "cached"],
             rows,
         ),

@@ -121,7 +121,7 @@ def moved_information(scene: Scene) -> list[JsonDict]:
     own[place] = 0
     return [
         matrix(
-            f"change of the stream, head {scene.layer}.{scene.head} silenced at {place}, “{scene.labels[place]}”",
+            f"change of the stream, head {scene.layer}.{scene.head} ablated at {place}, “{scene.labels[place]}”",
             change / change.max().clamp(min=1e-12),
             rows=[f"layer {layer}" for layer in range(depth)],
             columns=scene.labels,

@@ -175,7 +175,7 @@ def long_contexts(scene: Scene) -> list[JsonDict]:
     return [
         table(
             "one text of so many tokens, in this model's sizes",
-            ["tokens", "weights of one head", "of all, if they were stored", "cache, 16 bits"],
+            ["tokens", "attention weights of one head", "of all, if they were stored", "cache, 16 bits"],
             (
                 [length, length * length, f"{length**2 * s.n_heads * s.n_layers * 4 / 2**20:,.0f} MiB",
                  f"{4 * length * s.n_layers * s.n_kv_heads * s.d_head / 2**20:,.1f} MiB"]
@@ -187,7 +187,9 @@ def long_contexts(scene: Scene) -> list[JsonDict]:
             ("takes at most", "any length" if limit is None else limit),
             ("positions", s.position.kind),
         ),
-        sentence("The fused kernel never stores the weights: memory grows with the length, not with its square."),
+        sentence(
+            "The fused kernel never stores the attention weights: memory grows with the length, not with its square."
+        ),
     ]  # fmt: skip
 
 
@@ -275,7 +277,7 @@ def finite_differences(scene: Scene) -> list[JsonDict]:
         sentence(
             "A small decoder in float64: the largest entry of each gradient, and what a change of the weight does."
         ),
-        table(f"step {size:.0e}", ["weight", "gradient", "difference", "relative error"], rows),
+        table(f"step {size:.0e}", ["weight", "gradient", "finite difference", "relative error"], rows),
         facts(("largest relative error", max(float(row[3]) for row in rows))),
     ]
 

@@ -117,12 +117,12 @@ def three_tokenizations(scene: Scene) -> list[JsonDict]:
             ["tokens", "vocabulary", "length", "unknown words"],
             [
                 ["bytes", 256, len(text.encode(errors="replace")), 0],
-                ["byte pairs (this tokenizer)", len(tok), len(ids), 0],
+                ["BPE (this tokenizer)", len(tok), len(ids), 0],
                 ["words of Python's manual", len(known), len(words), len(unknown)],
             ],
         ),
         tokens("bytes", ((show_whitespace(bytes([one])), False) for one in text.encode(errors="replace")[:LIMIT])),
-        tokens("byte pairs", ((one, False) for one in token_labels(ids[:LIMIT], tok))),
+        tokens("BPE tokens", ((one, False) for one in token_labels(ids[:LIMIT], tok))),
         tokens("words; marked: unknown", ((word, word not in known) for word in words[:LIMIT])),
     ]
 
@@ -181,18 +181,18 @@ def typo(scene: Scene) -> list[JsonDict]:
     wrong = text[:at] + ("q" if text[at] != "q" else "z") + text[at + 1 :]
     cut = {
         "bytes": [[*one.encode(errors="replace")] for one in (text, wrong)],
-        "byte pairs": [tok.encode(one, add_special_tokens=False) for one in (text, wrong)],
+        "BPE tokens": [tok.encode(one, add_special_tokens=False) for one in (text, wrong)],
         "words": [one.split() for one in (text, wrong)],
     }
     counts = {name: changed(*both) for name, both in cut.items()}
-    first, last = counts["byte pairs"]
-    ids = cut["byte pairs"][1]
+    first, last = counts["BPE tokens"]
+    ids = cut["BPE tokens"][1]
     known = manual_words()
     new = [word for word in wrong.split() if word not in text.split()]
     return [
         *why,
         tokens(
-            "byte pairs of the text with the typo; marked: those that it has not without",
+            "BPE tokens of the text with the typo; marked: those that the typo changed",
             ((one, first <= i < last) for i, one in enumerate(token_labels(ids[: 2 * LIMIT], tok))),
         ),
         bars("ids that one wrong letter changes", ((name, end - start) for name, (start, end) in counts.items())),

@@ -83,7 +83,9 @@ def thinking_machines(scene: Scene) -> list[JsonDict]:
     z = _times(weights, v)
     pairs = [(i, j) for i in range(len(X)) for j in range(len(X))]
     return [
-        sentence(f"“{THINKING.text}” as two vectors x of width 4 through one head of width 4, without a mask."),
+        sentence(
+            f"“{THINKING.text}” as two vectors x of width 4 through a head of width 4, no mask; the numbers are ours."
+        ),
         table(
             "the matrices, row by row",
             ["row", "Wq", "Wk", "Wv"],
@@ -191,7 +193,10 @@ def sarah(scene: Scene) -> list[JsonDict]:
     what = token_labels([token], tok)[0]
     return [
         *why,
-        sentence(f"“{SARAH.text}” Whom does “She” look at, and what if that attention is cut in every head?"),
+        sentence(
+            f"“{SARAH.text}” Whom does “She” look at, and what if that attention is cut in every head? "
+            "A negative change means that the prediction relied on it."
+        ),
         table(
             f"attention of “She”, and the change of ln P({what} | …) if it cannot look there",
             ["name", "weight, mean of all heads", "strongest head", "its weight", "change of ln P"],
