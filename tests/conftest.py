@@ -30,6 +30,7 @@ processes.set_numerics()
 
 def pytest_configure(config: pytest.Config) -> None:
     """Let examples in docs and docstrings have the fixtures of all tests."""
+    gc.disable()  # until all is imported, of which nothing becomes garbage
     config.pluginmanager.register(registered_kinds)
     config.pluginmanager.register(short_runs)
 
@@ -63,6 +64,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Let garbage collection pass over what was imported, which stays."""
     gc.freeze()
+    gc.enable()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

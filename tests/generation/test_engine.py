@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from examples import first_of, up_to
+from examples import SHARE, first_of, up_to
 from generation.reference import reference_generate
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -272,7 +272,7 @@ class EngineMachine(RuleBasedStateMachine):
 TestEngineMachine = EngineMachine.TestCase
 TestEngineMachine.settings = settings(
     max_examples=up_to(40),
-    stateful_step_count=25,
+    stateful_step_count=25 if SHARE == 1 else 14,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking takes minutes

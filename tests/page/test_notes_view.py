@@ -211,6 +211,7 @@ def test_a_lecture_is_one_file(
     page.context.close()
 
 
+@pytest.mark.long
 def test_every_figure_has_numbers_alone(bundled: Trained) -> None:
     """As JSON, which has no NaN; in a browser `make page` draws them."""
     traces = TraceCache(ModelLoader.from_model(*bundled))

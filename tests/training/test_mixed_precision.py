@@ -91,10 +91,10 @@ def test_bfloat16_trains_nearly_as_float32() -> None:
 
 def test_fp8_layers_train_the_master_weights() -> None:
     torch.manual_seed(0)
-    model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0, n_layers=1))
     step = TrainStep(
         model,
-        torch.optim.AdamW(model.parameters(), lr=3e-3),
+        torch.optim.AdamW(model.parameters(), lr=1e-2),
         precision=torch.bfloat16,
         float8=True,
         defer_logits=True,
@@ -103,7 +103,7 @@ def test_fp8_layers_train_the_master_weights() -> None:
     assert any(isinstance(layer, Float8Linear) for layer in step._low.model.modules())
     assert not any(isinstance(layer, Float8Linear) for layer in model.modules())
     before = {name: weight.clone() for name, weight in model.named_parameters()}
-    losses = [step(batch, 2).loss for batch in batches(2) * 10]
+    losses = [step(batch, 2).loss for batch in batches(2) * 5]
     assert losses[-1] < losses[0] - 0.5
     assert not any(weight.equal(before[name]) for name, weight in model.named_parameters())
 

@@ -33,7 +33,7 @@ def table(data_folder: Path, path: str, **model: Any) -> dict[str, Any]:  # noqa
     return {
         "model": model or {"preset": "tiny-encoder", "n_layers": 1},
         "data": {"path": path, "kind": "tagged", "seq_len": 32, "vocab_size": 300, "val_fraction": 0.1},
-        "train": {"steps": 60, "batch_tokens": 512, "lr": 0.01, "schedule": {"kind": "cosine", "warmup": 5}}
+        "train": {"steps": 36, "batch_tokens": 512, "lr": 0.01, "schedule": {"kind": "cosine", "warmup": 5}}
         | {"out": str(data_folder), "grad_accum": 1},
     }
 

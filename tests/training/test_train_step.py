@@ -140,7 +140,7 @@ def test_float16_skips_a_step_that_overflows() -> None:
     assert not outcome.grad_norm < torch.inf
     assert all(weight.equal(before[name]) for name, weight in model.state_dict().items())
     assert update.state_dict()["scale"] == 2.0**23
-    losses = [update(ragged(6)).loss for _ in range(16)]
+    losses = [update(ragged(6)).loss for _ in range(9)]
     assert losses[-1] < losses[0] - 1
 
 
