@@ -36,7 +36,7 @@ pictures: browser  ## take the screenshots of docs/look.md
 TYPES := $(BIN)/python tests/readme_code.py && $(BIN)/mypy && $(BIN)/basedpyright --pythonpath $(BIN)/python
 
 # mypy has one thread, and so runs beside the tests.
-test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error (seven minutes)
+test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a missing browser an error (six minutes)
 	@mkdir -p build
 	@($(TYPES)) > build/types.log 2>&1 & types=$$!; \
 	  $(TMP) $(PYTEST) -m 'not long'; tests=$$?; \
