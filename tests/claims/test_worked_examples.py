@@ -164,3 +164,19 @@ def test_she_looks_at_names_and_what_removing_that_does(scene: Scene) -> None:
         with gh.edit(model, {f"pattern.{layer}": cut for layer in range(model.spec.n_layers)}):
             after = model(torch.tensor([ids]))[0, she].log_softmax(0)
         assert change == pytest.approx(float(after[ids[she + 1]] - before[ids[she + 1]]), abs=1e-3)
+
+
+BYTES = gh.Tokenizer.train(texts=["x"], vocab_size=263)
+
+
+@pytest.mark.parametrize(
+    ("choices", "tok"),
+    [({}, None), ({"head": "none"}, BYTES), ({"position": "learned", "max_len": 16}, BYTES)],
+    ids=["no tokenizer", "no head", "too few positions"],
+)
+def test_a_model_that_cannot_read_the_text_gives_way(choices: dict[str, object], tok: gh.Tokenizer | None) -> None:
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=263, **choices))
+    traces = TraceCache(ModelLoader.from_model(model, tok))
+    scene = Scene(traces.trace(ForwardPass(Prompt("1 2 3"))), 0, 0, 0, 0.0)
+    for example in (worked.p_fish, worked.sarah):
+        assert piece(example(scene), "text")["text"].endswith("can read this text; this shows python-3m.")

@@ -8,16 +8,18 @@ from functools import cache
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from glasshouse import notes
+from glasshouse import notes, pretrained
 from glasshouse.config import JsonDict
 from glasshouse.escaping import show_whitespace
 from glasshouse.inspection import edit, record
-from glasshouse.models import Model
+from glasshouse.models import Decoder, Model
+from glasshouse.models.heads import LMHead
 from glasshouse.page.notes.figure import (
     Scene,
     bars,
-    decoder_scene,
+    elsewhere,
     facts,
     initialised,
     largest_difference,
@@ -42,8 +44,7 @@ def four_rows(scene: Scene) -> list[JsonDict]:
         why = f"in a new embedding of {VOCABULARY:,} tokens, as the open model's ids end at {size - 1:,}"
     weight = model.token_embedding.table.weight.detach().float()
     ids = torch.tensor(ROWS.ids, device=weight.device)
-    one_hot = torch.zeros(len(ids), len(weight), device=weight.device)
-    one_hot[torch.arange(len(ids)), ids] = 1
+    one_hot = F.one_hot(ids, len(weight)).float()
     found = model.token_embedding.table(ids).float()
     return [
         sentence(f"The ids {', '.join(map(str, ROWS.ids))} {why}."),
@@ -126,9 +127,7 @@ def _shown(row: Sequence[float]) -> str:
 
 def p_fish(scene: Scene) -> list[JsonDict]:
     """M4: the probability of the last word of a sentence, token by token."""
-    scene, why = decoder_scene(scene)
-    if (tok := scene.trace.tok) is None:
-        return []
+    scene, tok, why = _reader(scene, FISH.text)
     start, _, word = FISH.text.rpartition(" ")
     ids, target = _encode(tok, start), _encode(tok, f" {word}")
     shares = _next(scene.model, [*ids, *target])
@@ -153,6 +152,19 @@ def p_fish(scene: Scene) -> list[JsonDict]:
     ]
 
 
+def _reader(scene: Scene, text: str) -> tuple[Scene, Tokenizer, list[JsonDict]]:
+    """Return a language model that can read a text, with its tokenizer: the open one, or a bundled one."""
+    model, tok = scene.model, scene.trace.tok
+    if isinstance(model, Decoder) and isinstance(model.head, LMHead) and tok is not None:
+        ids, limit = _encode(tok, text), model.spec.position_limit
+        if tok.decode(ids) == text and (limit is None or len(ids) <= limit):
+            return scene, tok, []
+    moved, _ = elsewhere(scene, pretrained.DEFAULT, "")
+    assert moved.trace.tok is not None
+    said = f"The open model is no language model that can read this text; this shows {pretrained.DEFAULT}."
+    return moved, moved.trace.tok, [sentence(said)]
+
+
 def _encode(tok: Tokenizer, text: str) -> list[int]:
     return tok.encode(text, add_special_tokens=False)
 
@@ -169,9 +181,7 @@ NAMES = ("Sarah", "cat", "Alex")
 
 def sarah(scene: Scene) -> list[JsonDict]:
     """V4: whom does She look at, and what does it change if she cannot?"""
-    scene, why = decoder_scene(scene)
-    if (tok := scene.trace.tok) is None:
-        return []
+    scene, tok, why = _reader(scene, SARAH.text)
     ids = _encode(tok, SARAH.text)
     she = _places(tok, ids, "She")[-1]
     depth = len(scene.stack.blocks)
