@@ -19,7 +19,7 @@ import torch
 
 import glasshouse as gh
 from glasshouse.training import Result
-from glasshouse.training.progress import SilentReporter
+from glasshouse.training.logging.progress import SilentReporter
 from glasshouse.training.step import StepMetrics
 
 Settings = dict[str, Any]

@@ -27,11 +27,11 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import device as machine
-from glasshouse.generation.inference_model import prepare_for_inference, weight_copy_bytes
-from glasshouse.generation.sampling import Sampler
-from glasshouse.generation.slots import SequenceState
+from glasshouse.generation.engine.inference_model import prepare_for_inference, weight_copy_bytes
+from glasshouse.generation.engine.slots import SequenceState
+from glasshouse.generation.sampling.sampler import Sampler
 from glasshouse.generation.speculation import Drafts, Speculator
-from glasshouse.layers.prepacked import ColumnMajorLinear, PrepackedLinear
+from glasshouse.layers.linear.prepacked import ColumnMajorLinear, PrepackedLinear
 
 PROMPT = 64  # tokens
 NEW = 256  # tokens

@@ -34,8 +34,8 @@ from train_step import ratio
 
 import glasshouse as gh
 from glasshouse.objectives import make_dataset
-from glasshouse.training.checkpoint_log import Probes, first_texts
-from glasshouse.training.datasets import open_datasets
+from glasshouse.training.logging.checkpoint_log import Probes, first_texts
+from glasshouse.training.setup.datasets import open_datasets
 
 LAYERS, HEADS, WIDTH, VOCAB_SIZE, TOKENS = 12, 12, 768, 50257, 512
 LONG, LAYER = 8192, 4

@@ -19,11 +19,10 @@ import torch
 import glasshouse as gh
 from glasshouse import device as machine
 from glasshouse.data import Batch
+from glasshouse.training.distributed.fsdp import parallelize
+from glasshouse.training.distributed.processes import Parallel, Processes, join_processes
 from glasshouse.training.optimizer import AdamW, make_optimizer
-from glasshouse.training.parallel import parallelize
-from glasshouse.training.processes import Parallel, Processes, join_processes
-from glasshouse.training.sharded_step import ShardedTrainStep
-from glasshouse.training.step import TrainStep
+from glasshouse.training.step import ShardedTrainStep, TrainStep
 
 MODELS = {
     "1.2B": {"d_model": 2048, "n_layers": 20, "n_heads": 16, "n_kv_heads": 16, "d_ff": 5632, "vocab_size": 50_304},

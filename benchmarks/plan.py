@@ -26,14 +26,14 @@ import glasshouse as gh
 from glasshouse import device as machine
 from glasshouse.data import Batch
 from glasshouse.models import Model
-from glasshouse.objectives.loss import compute_loss
-from glasshouse.training.model_setup import prepare_for_training
+from glasshouse.objectives.loss.cross_entropy import compute_loss
 from glasshouse.training.optimizer import make_optimizer
 from glasshouse.training.plan import Gpu, MemoryModel
 from glasshouse.training.plan.serving import load_meta_decoder, plan_serving
 from glasshouse.training.plan.speed import compute_seconds
 from glasshouse.training.plan.training import USABLE, choose_grad_accum
 from glasshouse.training.run import Train
+from glasshouse.training.setup.model import prepare_for_training
 from glasshouse.training.step import TrainStep
 
 GIB = 2**30

@@ -67,7 +67,7 @@ def timed(work: Callable[[], object]) -> tuple[float, Any]:
 
 def train_without_extra(folder: str, pattern: str, max_words: int, vocab_size: int) -> Metrics:
     """Train as if gigatoken were not installed."""
-    from glasshouse.text import pretokenizer
+    from glasshouse.text.bpe import pretokenizer
 
     pretokenizer.gigatoken = None
     return train_ours(folder, pattern, max_words, vocab_size)
@@ -92,8 +92,8 @@ def train_ours(folder: str, pattern: str, max_words: int, vocab_size: int = VOCA
 def train_tokenizers(folder: str, pattern: str, max_words: int, vocab_size: int = VOCAB_SIZE) -> Metrics:
     import tokenizers
 
-    from glasshouse.text.byte_level import unicode_to_bytes
-    from glasshouse.text.pretokenizer import PATTERNS
+    from glasshouse.text.bpe.byte_level import unicode_to_bytes
+    from glasshouse.text.bpe.pretokenizer import PATTERNS
 
     texts = documents(folder)
     tok = tokenizers.Tokenizer(tokenizers.models.BPE())
@@ -146,7 +146,7 @@ def encode_tiktoken(folder: str) -> Metrics:
     import tiktoken
 
     import glasshouse as gh
-    from glasshouse.text.pretokenizer import PATTERNS
+    from glasshouse.text.bpe.pretokenizer import PATTERNS
 
     tok = gh.Tokenizer.load(Path(folder).with_name("tokenizer"))
     ranks = {tok.decode_bytes([number]): number for number in range(len(tok)) if number not in tok.special_ids}

@@ -21,7 +21,7 @@ import torch
 from train_step import SIZES, Size, glasshouse, make_step, ratio, seconds
 
 import glasshouse as gh
-from glasshouse.training.progress import SilentReporter
+from glasshouse.training.logging.progress import SilentReporter
 from glasshouse.training.step import StepMetrics
 
 STEPS = {"small": (300, 100), "large": (16, 8)}  # steps of a run, and save_every

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse import device as machine
-from glasshouse.training.progress import SilentReporter, Throughput
+from glasshouse.training.logging.progress import SilentReporter, Throughput
 from glasshouse.training.step import StepMetrics
 
 CONTEXT = 1024

@@ -38,8 +38,8 @@ DRAWN = (
 )  # fmt: skip
 # Not drawn: what runs on CUDA alone, and what changes the speed alone.
 SKIPPED_FILES = {
-    "layers/decode_attention.py", "layers/matvec.py", "text/gigatoken_backend.py", "text/prefetch.py",
-    "generation/cuda_graphs.py", "generation/logits_kernels.py", "objectives/softmax_gradient.py",
+    "layers/attend/decode.py", "layers/linear/matvec.py", "text/gigatoken_backend.py", "text/prefetch.py",
+    "generation/engine/cuda_graphs.py", "generation/sampling/logits_kernels.py", "objectives/loss/softmax_gradient.py",
 }  # fmt: skip
 SKIPPED_NAMES = {
     "Decode",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from glasshouse import device
-from glasshouse.training import checkpoint_log, plots
+from glasshouse.training.logging import checkpoint_log, plots
 
 PEAK, DRAW, NEW_TOKENS = device.measure_peak_flops, plots.draw, checkpoint_log.NEW_TOKENS
 

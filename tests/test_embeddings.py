@@ -9,8 +9,8 @@ import torch
 
 import glasshouse as gh
 from glasshouse.embeddings import embed_ids
-from glasshouse.serve.api_errors import ApiError
-from glasshouse.serve.embeddings import _embed
+from glasshouse.serve.endpoints.embeddings import _embed
+from glasshouse.serve.schema.errors import ApiError
 
 
 @pytest.fixture

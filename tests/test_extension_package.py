@@ -30,7 +30,7 @@ from processes import FORKS, SECONDS
 import glasshouse as gh
 from glasshouse import device
 from glasshouse.cli import main
-from glasshouse.training import plots
+from glasshouse.training.logging import plots
 
 PACKAGE = Path(__file__).parent / "extension_package"
 TEXT = "to be or not to be, that is the question: whether tis nobler in the mind to suffer. " * 30

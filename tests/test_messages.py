@@ -170,13 +170,13 @@ def test_what_a_message_names_is_there() -> None:
 WRONG = [
     ("text/sources/file.py", "fix it, or pass --errors replace."),
     ("cli/training.py", "give --errors replace."),
-    ("cli/stdin_prompts.py", "give --nothing."),
+    ("cli/generation/stdin_prompts.py", "give --nothing."),
     ("cli/data.py", "Example: glasshouse data prepare a.txt --tokeniser tok"),
-    ("training/loop.py", "try a lower train.rate, or {}"),
+    ("training/trainer.py", "try a lower train.rate, or {}"),
     ("data/corpus.py", "set data.eror, please"),
-    ("training/loop.py", "see model.n_layer"),
-    ("hub/peft.py", "call gh.loads first"),
-    ("hub/peft.py", "write it by hub.save_adaptor."),
+    ("training/trainer.py", "see model.n_layer"),
+    ("hub/adapters/peft.py", "call gh.loads first"),
+    ("hub/adapters/peft.py", "write it by hub.save_adaptor."),
     ("data/corpus.py", "a folder that `glasshouse data prepair` wrote"),
     ("cli/training.py", "glasshouse generates {} {}"),
 ]

@@ -16,7 +16,7 @@ from torch import nn
 import glasshouse as gh
 from glasshouse import registry, spec
 from glasshouse.hub import FAMILIES
-from glasshouse.hub.family import Family
+from glasshouse.hub.families.family import Family
 from glasshouse.layers.feedforward import FeedForward
 from glasshouse.page.manifest import VIEWS, views
 from glasshouse.page.view import View
@@ -216,7 +216,7 @@ def test_a_wrong_object_and_a_name_that_is_taken(declared: dict[str, dict[str, E
     with pytest.raises(gh.InputError, match=r"'mine' in glasshouse.families, which is a float, but .* a Family"):
         registry.load_entry_point(registry.FAMILIES, "mine", Family)
     declared[registry.VIEWS] = {
-        "tokens": EntryPoint("tokens", "glasshouse.page.tokenization:VIEW", registry.VIEWS),
+        "tokens": EntryPoint("tokens", "glasshouse.page.views.tokenization:VIEW", registry.VIEWS),
         "other": EntryPoint("other", "test_register:OTHER", registry.VIEWS),
         "third": EntryPoint("third", "test_register:THIRD", registry.VIEWS),
     }

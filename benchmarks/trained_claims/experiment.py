@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse.data import Batch, builtin_dataset
 from glasshouse.models import Model
-from glasshouse.objectives.metric_sums import MetricSums, evaluate_batch
+from glasshouse.objectives.metrics import MetricSums, evaluate_batch
 from glasshouse.training.optimizer import AdamW, make_optimizer, set_lr
 from glasshouse.training.schedule import Linear
 from glasshouse.training.step import TrainStep

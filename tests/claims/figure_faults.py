@@ -22,7 +22,7 @@ from types import ModuleType
 import pytest
 
 HERE = Path(__file__).parent
-PACKAGE = "glasshouse.page.notes"
+PACKAGE = "glasshouse.page.views.notes"
 MODULES = {  # of the figures, and the file of their tests
     "text": "text",
     "embedding": "vectors",

@@ -22,9 +22,9 @@ import glasshouse as gh
 from glasshouse import pretrained
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
-from glasshouse.page.notes import FIGURES
-from glasshouse.page.notes.view import NoteFigure, note_figure
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views.notes import FIGURES
+from glasshouse.page.views.notes.view import NoteFigure, note_figure
 from glasshouse.spec import parse
 from glasshouse.text import visible_token
 

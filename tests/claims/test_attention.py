@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from claims.document import documented_rows
-from glasshouse.layers.attend import Attend, Backend, Situation
-from glasshouse.layers.backends import Explicit, Sdpa
-from glasshouse.layers.mask import Mask
+from glasshouse.layers.attend.backends import Explicit, Sdpa
+from glasshouse.layers.attend.kernel import Attend, Backend, Situation
+from glasshouse.layers.attend.mask import Mask
 from glasshouse.spec import DecoderSpec
 
 BuildModel = Callable[..., Any]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.layers.layout import Layout
+from glasshouse.layers.attend.layout import Layout
 
 BuildModel = Callable[..., Any]
 RecordCalls = Callable[[nn.Module], list[Any]]

@@ -8,7 +8,7 @@ import transformers as hf
 from torch import nn
 
 from glasshouse.hub.published import published_configs, published_specs
-from glasshouse.page.notes.families import attention_kind
+from glasshouse.page.views.notes.families import attention_kind
 
 
 def has_module(model: nn.Module, part: str) -> bool:

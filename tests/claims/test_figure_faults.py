@@ -7,7 +7,7 @@ from collections import Counter
 from pathlib import Path
 
 from claims.figure_faults import faults
-from glasshouse.page.notes import FIGURES
+from glasshouse.page.views.notes import FIGURES
 
 FAULTS = faults()
 

@@ -10,8 +10,8 @@ import pytest
 from claims.figures import Opened, opened
 from glasshouse import notes
 from glasshouse.page.forward_pass import ForwardPass, Prompt
-from glasshouse.page.notes import FIGURES
-from glasshouse.page.notes.view import NoteFigure, note_figure
+from glasshouse.page.views.notes import FIGURES
+from glasshouse.page.views.notes.view import NoteFigure, note_figure
 
 SHORT = ["The text is too short; write a longer one."]
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.layers.attend import repeat_kv
+from glasshouse.layers.attend.kernel import repeat_kv
 
 BuildModel = Callable[..., Any]
 AssertClose = Callable[..., None]

@@ -14,8 +14,9 @@ import torch
 
 import glasshouse as gh
 from glasshouse import InputError
-from glasshouse.text import fast_bpe, pretokenizer
-from glasshouse.text.byte_level import INITIAL_ALPHABET
+from glasshouse.text.bpe import fast as fast_bpe
+from glasshouse.text.bpe import pretokenizer
+from glasshouse.text.bpe.byte_level import INITIAL_ALPHABET
 
 # The manual of Python: English prose with some code, 466 kB in 3.11; every tenth topic is held out.
 TOPICS = [str(text) for _, text in sorted(pydoc_data.topics.topics.items())]

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse import spec
-from glasshouse.layers.attend import Attend, Situation
-from glasshouse.layers.backends import Explicit, Sdpa
-from glasshouse.layers.mask import Mask
+from glasshouse.layers.attend.backends import Explicit, Sdpa
+from glasshouse.layers.attend.kernel import Attend, Situation
+from glasshouse.layers.attend.mask import Mask
 
 BuildModel = Callable[..., Any]
 

@@ -16,9 +16,9 @@ import glasshouse as gh
 from glasshouse import notes
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.model_loader import ModelLoader
-from glasshouse.page.notes import worked
-from glasshouse.page.notes.figure import Scene
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views.notes import worked
+from glasshouse.page.views.notes.figure import Scene
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ import torch
 import glasshouse as gh
 from cli.runner import Call
 from glasshouse.cli import environment
-from glasshouse.layers import backends
+from glasshouse.layers.attend import backends
 from glasshouse.models import stack
 from glasshouse.text import corpus_encoder
 

@@ -24,12 +24,11 @@ import torch
 
 import glasshouse as gh
 from cli.runner import GLASSHOUSE, Call, Done, Forked
-from glasshouse.cli import generation as command
-from glasshouse.cli import stdin_prompts as by_line
-from glasshouse.cli import streaming
+from glasshouse.cli.generation import command, streaming
+from glasshouse.cli.generation import stdin_prompts as by_line
 from glasshouse.models.prompt import end_of_turn_ids
 from glasshouse.models.surgery import with_draft_heads
-from glasshouse.text.chat_tokens import with_chat_template
+from glasshouse.text.chat.tokens import with_chat_template
 
 TEXT = "to be or not to be, that is the question:\nwhether 'tis nobler in the mind to suffer the slings and arrows\n"
 PROMPT = "to be or not to be"

@@ -11,7 +11,7 @@ import pytest
 
 import glasshouse as gh
 from cli.runner import GLASSHOUSE, Call, at_terminal
-from glasshouse.cli import tokenizer as commands
+from glasshouse.cli.tokenizer import command as commands
 
 HUGS = "hug hug hugs pug"  # three merges: u + g (4 times), h + ug (3), ␣ + hug (2)
 

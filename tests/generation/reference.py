@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from glasshouse.generation import SamplingParams
-from glasshouse.generation.sampling import Sampler
+from glasshouse.generation.sampling.sampler import Sampler
 from glasshouse.models import Decoder, Seq2Seq
 
 

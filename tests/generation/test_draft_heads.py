@@ -87,7 +87,7 @@ def test_drafts_are_what_the_heads_predict_and_are_read_where_the_last_token_was
     assert proposed[0] == []
     for drafts in proposed[1:]:
         with torch.no_grad():
-            layout = gh.layers.layout.make_layout(torch.tensor([text[: written - 1]]))
+            layout = gh.layers.attend.layout.make_layout(torch.tensor([text[: written - 1]]))
             x = model.stack(model.token_embedding(torch.tensor([text[: written - 1]])), layout)[0, -1]
             table = model.token_embedding.table.weight
             logits = [nn.functional.linear(*model.head.unprojected(draft(x), table)) for draft in model.head.drafts]

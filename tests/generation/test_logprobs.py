@@ -8,7 +8,7 @@ import torch
 import glasshouse as gh
 from glasshouse.generation import prompt_logprobs as module
 from glasshouse.generation.prompt_logprobs import prompt_logprobs
-from glasshouse.generation.sampling import Sampler
+from glasshouse.generation.sampling.sampler import Sampler
 
 
 @pytest.fixture(scope="module")

@@ -27,9 +27,10 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation import PromptLookup, SamplingParams
-from glasshouse.generation.inference_model import Weights, prepare_for_inference
+from glasshouse.generation.engine.inference_model import Weights, prepare_for_inference
 from glasshouse.inspection import Recording, sites
-from glasshouse.layers import decode_attention, prepacked
+from glasshouse.layers.attend import decode as decode_attention
+from glasshouse.layers.linear import prepacked
 from glasshouse.layers.lora import LoRA, attach
 from glasshouse.layers.module_swap import has_hooks
 from glasshouse.models import Decoder, Seq2Seq

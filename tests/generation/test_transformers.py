@@ -26,7 +26,7 @@ from transformers.models.marian import modeling_marian
 
 import glasshouse as gh
 from glasshouse.generation import Completion
-from glasshouse.generation.hypothesis import Node
+from glasshouse.generation.beam.hypothesis import Node
 from glasshouse.models import Decoder, Seq2Seq
 
 pytestmark = pytest.mark.slow

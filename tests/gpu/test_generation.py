@@ -9,10 +9,10 @@ import torch
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.generation.logits_kernels import argmax, token_logprobs
-from glasshouse.generation.prefill import MIN_BATCH_CUDA, Prefill
-from glasshouse.layers import decode_attention
-from glasshouse.layers.matvec import make_matvec_linear
+from glasshouse.generation.engine.prefill import MIN_BATCH_CUDA, Prefill
+from glasshouse.generation.sampling.logits_kernels import argmax, token_logprobs
+from glasshouse.layers.attend import decode as decode_attention
+from glasshouse.layers.linear.matvec import make_matvec_linear
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 

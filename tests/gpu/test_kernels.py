@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.layers.attend import Attend
-from glasshouse.layers.backends import Explicit, Sdpa
-from glasshouse.layers.mask import Mask
+from glasshouse.layers.attend.backends import Explicit, Sdpa
+from glasshouse.layers.attend.kernel import Attend
+from glasshouse.layers.attend.mask import Mask
 from glasshouse.models import Decoder, Seq2Seq
 from glasshouse.models.stack import Stack
 

@@ -9,11 +9,10 @@ import torch
 
 import glasshouse as gh
 from glasshouse.data import Batch
+from glasshouse.training.distributed.fsdp import parallelize
+from glasshouse.training.distributed.processes import Parallel, Processes, join_processes
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
-from glasshouse.training.parallel import parallelize
-from glasshouse.training.processes import Parallel, Processes, join_processes
-from glasshouse.training.sharded_step import ShardedTrainStep
-from glasshouse.training.step import NonFiniteError, TrainStep
+from glasshouse.training.step import NonFiniteError, ShardedTrainStep, TrainStep
 
 DEVICE = torch.device("cuda", 0)
 

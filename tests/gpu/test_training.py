@@ -7,8 +7,8 @@ import torch
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.layers.float8 import FINE, WIDE, Float8Linear, quantize
-from glasshouse.objectives.softmax_gradient import softmax_gradient
+from glasshouse.layers.linear.float8 import FINE, WIDE, Float8Linear, quantize
+from glasshouse.objectives.loss.softmax_gradient import softmax_gradient
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
 from glasshouse.training.step import NonFiniteError, TrainStep
 

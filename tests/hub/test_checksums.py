@@ -10,7 +10,7 @@ import pytest
 
 import glasshouse as gh
 from glasshouse.evaluation.verify import verify
-from glasshouse.hub import checksums
+from glasshouse.hub import model_files as checksums
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from hub.audit import audited
 from hub.damage import GENERATION, LONG, POOLING, UGLY, VERIFIED, WEIGHTS, Case, RefuseCase, fifo, link, on, write
 
 import glasshouse as gh
-from glasshouse.hub.verified import fingerprints
+from glasshouse.hub.model_files import fingerprints
 
 GENERATING = {
     "generation-not-JSON": (write(GENERATION, "{"), "not valid JSON"),

@@ -15,7 +15,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.inspection import add, mean_ablate, scale
-from glasshouse.layers.attend import Attend
+from glasshouse.layers.attend.kernel import Attend
 
 many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
 

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.generation.inference_model import prepare_for_inference
+from glasshouse.generation.engine.inference_model import prepare_for_inference
 from glasshouse.layers import lora
-from glasshouse.layers.linear import is_plain_linear
+from glasshouse.layers.linear.linear import is_plain_linear
 from glasshouse.layers.lora import LoRA, LoRALinear
 from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Model, Seq2Seq

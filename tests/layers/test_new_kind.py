@@ -26,7 +26,7 @@ from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.embedding import Embedding
 from glasshouse.layers.flops import FlopCount
-from glasshouse.layers.linear import Linear
+from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import Position
 from glasshouse.layers.step import LinearStep, Step
@@ -36,7 +36,7 @@ from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.walkthrough import Walkthrough, walkthrough
+from glasshouse.page.views.walkthrough import Walkthrough, walkthrough
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.layers.layout import make_layout
+from glasshouse.layers.attend.layout import make_layout
 
 
 def make(name: str = "tiny-encoder", **settings: object) -> torch.nn.Module:

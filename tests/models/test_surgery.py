@@ -16,7 +16,7 @@ import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.layers import lora
 from glasshouse.models import Model, with_classifier, with_tokenizer
-from glasshouse.text.byte_level import BYTE_TO_UNICODE
+from glasshouse.text.bpe.byte_level import BYTE_TO_UNICODE
 
 TEXT = "a rose is a rose, and a nose is a nose"
 SMALL, LARGE = (gh.Tokenizer.train(texts=[TEXT], vocab_size=size) for size in (266, 272))

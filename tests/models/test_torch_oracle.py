@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.layout import make_layout
+from glasshouse.layers.attend.layout import make_layout
 from glasshouse.models.stack import Stack
 
 D_MODEL, N_HEADS, D_FF = 32, 4, 48

@@ -10,8 +10,8 @@ import torch
 
 import glasshouse as gh
 from glasshouse import config, spec
-from glasshouse.hub.bart import MARIAN
-from glasshouse.layers.layout import make_layout
+from glasshouse.hub.families.bart import MARIAN
+from glasshouse.layers.attend.layout import make_layout
 
 SIZE = {"vocab_size": 500, "d_model": 128, "n_heads": 4, "n_layers": 3, "d_ff": 512}
 

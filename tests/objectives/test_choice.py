@@ -16,12 +16,12 @@ import glasshouse as gh
 from glasshouse import ConfigError, InputError
 from glasshouse.cli import main
 from glasshouse.objectives import DPO, Distillation
-from glasshouse.objectives.metric_sums import MetricSums
+from glasshouse.objectives.metrics import MetricSums
 from glasshouse.training import Run, launch
-from glasshouse.training.custom import Custom
+from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.plan.hardware import find_gpu
 from glasshouse.training.plan.training import plan_training
-from glasshouse.training.processes import Processes
+from glasshouse.training.setup.custom import Custom
 
 
 def settings(folder: Path, **choices: Any) -> Run:  # noqa: ANN401

@@ -17,11 +17,11 @@ import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.inspection import attention_map
 from glasshouse.models import Seq2Seq
-from glasshouse.page import attention
-from glasshouse.page.attention import SCORE_FIELDS, TILE, Maps, QueryKey, Scores, Tile, head_scoring, map_tiles
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import Trace, TraceCache
+from glasshouse.page.views import attention
+from glasshouse.page.views.attention import SCORE_FIELDS, TILE, Maps, QueryKey, Scores, Tile, head_scoring, map_tiles
 
 SPECS: dict[str, tuple[str, dict[str, Any]]] = {
     "learned, norm before": ("tiny-decoder", {"position": "learned"}),

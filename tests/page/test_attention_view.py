@@ -18,12 +18,12 @@ from playwright.sync_api import Browser, Locator, Page, Request, expect
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.page import attention
 from glasshouse.page.forward_pass import Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.url_state import forward_pass_of, with_defaults
+from glasshouse.page.views import attention
 
 TEXT = "the cat sat on the mat and the bird flew to the tree"
 SOURCE, TARGET = "one five two", "eins fünf zwei"

@@ -18,8 +18,8 @@ from test_page import CONTROLS, NAMELESS
 
 import glasshouse as gh
 from glasshouse.serve import ServedModel, Server
-from glasshouse.serve.kept_answers import KeptChoice
-from glasshouse.text.chat_tokens import with_chat_template
+from glasshouse.serve.answers.kept import KeptChoice
+from glasshouse.text.chat.tokens import with_chat_template
 
 KEY = "a-key-of-enough-characters"
 SCREENS = [

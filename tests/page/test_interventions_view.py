@@ -19,12 +19,12 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse.inspection import ablation_effects, activation_patching
-from glasshouse.page import interventions
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.url_state import forward_pass_of, with_defaults
+from glasshouse.page.views import interventions
 
 OTHER = "the dog sat on the mat and the bird"  # as many tokens as TEXT
 STACK = {"decoder": "", "encoder": "", "pair": "decoder."}

@@ -11,7 +11,7 @@ from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
 from glasshouse.config import JsonDict, Settings
-from glasshouse.page import page_files
+from glasshouse.page import files as page_files
 from glasshouse.page.endpoints import PAGE, endpoints
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.manifest import PAGE_ENDPOINTS, VIEWS

@@ -16,10 +16,10 @@ import glasshouse as gh
 from glasshouse import notes
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
-from glasshouse.page.notes import FIGURES
-from glasshouse.page.notes.figure import STRONGEST
-from glasshouse.page.notes.view import NoteFigure, note_figure
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views.notes import FIGURES
+from glasshouse.page.views.notes.figure import STRONGEST
+from glasshouse.page.views.notes.view import NoteFigure, note_figure
 
 TEXT = "the cat sat on the mat and the bird"
 TEXTS = {"decoder": TEXT, "encoder": "the dog sat on the mat", "pair": "one five two"}

@@ -18,11 +18,11 @@ from glasshouse.errors import GlasshouseError
 from glasshouse.inspection import position_similarity, residual_norms
 from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.models import Encoder, Model, Seq2Seq
-from glasshouse.page import residual_stream
 from glasshouse.page.endpoints import endpoints
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views import residual_stream
 
 SPECS: list[tuple[str, JsonDict]] = [
     ("tiny-decoder", {}),

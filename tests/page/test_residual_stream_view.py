@@ -20,12 +20,12 @@ from playwright.sync_api import Page, Request, expect
 
 import glasshouse as gh
 from glasshouse.inspection import position_similarity, residual_norms
-from glasshouse.page import residual_stream
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.url_state import forward_pass_of, with_defaults
+from glasshouse.page.views import residual_stream
 
 TEXT = "the cat sat on the mat and the bird"
 SOURCE = "one five two"

@@ -21,8 +21,8 @@ from glasshouse.page import Look
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.training import list_checkpoints
-from glasshouse.training.folder import lock_folder
-from glasshouse.training.journal import Journal
+from glasshouse.training.checkpoint.folder import lock_folder
+from glasshouse.training.logging.journal import Journal
 
 TEXT = "the cat sat on the mat"
 

@@ -12,11 +12,11 @@ import torch
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
-from glasshouse.page import seq2seq
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
-from glasshouse.page.seq2seq import Beams, CrossAttention
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views import seq2seq
+from glasshouse.page.views.seq2seq import Beams, CrossAttention
 
 SPECS: dict[str, dict[str, Any]] = {
     "sinusoidal, norm after": {},

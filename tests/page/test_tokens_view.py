@@ -16,7 +16,7 @@ from playwright.sync_api import Page, expect
 
 import glasshouse as gh
 from glasshouse.page.model_loader import NUMBERS
-from glasshouse.text import bpe
+from glasshouse.text.bpe import algorithm as bpe
 
 TEXT = "the cat sat on the mat and the bird"
 SOURCE = "one five two"
@@ -199,13 +199,13 @@ def test_bpe_training_on_the_text(decoder: Trained, visit: Visit) -> None:
     text = "low lower lowest low low"
     page = visit(decoder, text=text)
     counts: dict[bytes, int] = {}
-    for word in gh.text.pretokenizer.split(text, "gpt2"):
+    for word in gh.text.bpe.pretokenizer.split(text, "gpt2"):
         counts[word.encode()] = counts.get(word.encode(), 0) + 1
     merges = list(bpe.learn(counts, 256 + 200))
     slider = page.get_by_label("merge", exact=True)
     slider.focus()
     slider.press("Home")
-    now = [[bytes([byte]) for byte in word.encode()] for word in gh.text.pretokenizer.split(text, "gpt2")]
+    now = [[bytes([byte]) for byte in word.encode()] for word in gh.text.bpe.pretokenizer.split(text, "gpt2")]
     for number, merge in enumerate(merges, 1):
         slider.press("ArrowRight")
         now = [bpe.merge_pair(word, merge.pair, merge.pair[0] + merge.pair[1]) for word in now]

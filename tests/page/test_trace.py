@@ -17,8 +17,8 @@ from glasshouse.page.endpoints import endpoints
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_info import Checkpoints, ModelInfo, checkpoints, model_info
 from glasshouse.page.model_loader import LONGEST, ModelLoader
-from glasshouse.page.next_token import Next, next_tokens
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views.next_token import Next, next_tokens
 
 IDS = Prompt("5 7 11 3 5 7")
 

@@ -16,12 +16,12 @@ from examples import first_of
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.page import training_run
 from glasshouse.page.forward_pass import ForwardPass, Prompt
-from glasshouse.page.metric_curves import POINTS, Curves
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.training_run import (
+from glasshouse.page.views import training_run
+from glasshouse.page.views.metric_curves import POINTS, Curves
+from glasshouse.page.views.training_run import (
     CHECKPOINTS,
     CheckpointLog,
     CompareCheckpoints,
@@ -29,8 +29,8 @@ from glasshouse.page.training_run import (
     RunSettings,
 )
 from glasshouse.training import Run, list_checkpoints, train
-from glasshouse.training.folder import lock_folder
-from glasshouse.training.journal import Journal
+from glasshouse.training.checkpoint.folder import lock_folder
+from glasshouse.training.logging.journal import Journal
 
 pytestmark = pytest.mark.slow
 

@@ -26,7 +26,7 @@ from glasshouse.page.endpoints import endpoints
 from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.walkthrough import Walkthrough, initial_requests, walkthrough
+from glasshouse.page.views.walkthrough import Walkthrough, initial_requests, walkthrough
 
 TEXT = Prompt("3 1 4 0 5 9", "2 6 7")
 Named = tuple[str, str, Tensor]  # node, kind, what comes out

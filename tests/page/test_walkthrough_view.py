@@ -21,7 +21,7 @@ from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.walkthrough import initial_requests
+from glasshouse.page.views.walkthrough import initial_requests
 
 TEXT = "the cat sat on the mat and the bird"
 Picture = Callable[[Page, str], Path]

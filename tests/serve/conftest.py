@@ -9,7 +9,7 @@ import torch
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
-from glasshouse.text.chat_tokens import with_chat_template
+from glasshouse.text.chat.tokens import with_chat_template
 
 openai = pytest.importorskip("openai")
 

@@ -23,7 +23,7 @@ from serve.plain_http import eventually
 
 import glasshouse as gh
 from glasshouse.cli import main
-from glasshouse.serve.runner import Runner
+from glasshouse.serve.runtime.runner import Runner
 
 
 @pytest.fixture

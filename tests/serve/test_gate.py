@@ -8,9 +8,10 @@ from serve.conftest import KEYS
 from serve.plain_http import ask
 
 import glasshouse as gh
-from glasshouse.serve import ServedModel, Server, openapi
+from glasshouse.serve import ServedModel, Server
 from glasshouse.serve.app import POSTS
 from glasshouse.serve.gate import Keys
+from glasshouse.serve.schema import openapi
 
 PATHS = [*openapi.GETS, *openapi.POSTS, "/", "/nowhere", "/v1", "/health/", "//health", "/health/../metrics"]
 

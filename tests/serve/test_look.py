@@ -16,14 +16,16 @@ from serve.plain_http import ask, begin, eventually
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.generation.candidates import Draws
-from glasshouse.generation.grammar import Grammar
-from glasshouse.generation.sampling import Sampler
+from glasshouse.generation.constraints.grammar import Grammar
+from glasshouse.generation.sampling.candidates import Draws
+from glasshouse.generation.sampling.sampler import Sampler
 from glasshouse.generation.sampling_params import SamplingParams
-from glasshouse.serve import Limits, ServedModel, Server, grammars, openapi
-from glasshouse.serve.answer_comparison import check_tokenizers
-from glasshouse.serve.api_errors import ApiError
-from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswer, KeptAnswers, KeptChoice
+from glasshouse.serve import Limits, ServedModel, Server
+from glasshouse.serve.answers.kept import CANDIDATES, KeptAnswer, KeptAnswers, KeptChoice
+from glasshouse.serve.endpoints.answers import check_tokenizers
+from glasshouse.serve.runtime import grammars
+from glasshouse.serve.schema import openapi
+from glasshouse.serve.schema.errors import ApiError
 
 PROMPT = "to be, or not"
 SAMPLED = {
@@ -216,7 +218,7 @@ def test_the_bounds_are_stated(looking: Server) -> None:
 
 def test_without_look_nothing_of_it_exists(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KeptAnswers, "__init__", None)
-    monkeypatch.setattr("glasshouse.generation.sampling._top_ids", None)
+    monkeypatch.setattr("glasshouse.generation.sampling.sampler._top_ids", None)
     answer = completed(server)
     assert ask(server, f"/v1/answers/{answer['id']}").status == 404
     assert "error" in ask(server, "/").json()

@@ -11,8 +11,8 @@ import torch
 import glasshouse as gh
 from glasshouse.layers.lora import LoRA, attach, lora_layers
 from glasshouse.serve import ServedModel, Server, load_models
-from glasshouse.serve.api_errors import ApiError
-from glasshouse.serve.logprobs import TokenOffsets
+from glasshouse.serve.answers.logprobs import TokenOffsets
+from glasshouse.serve.schema.errors import ApiError
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from glasshouse.errors import InputError
-from glasshouse.text import Tokenizer, pretokenizer, sources
+from glasshouse.text import Tokenizer, sources
+from glasshouse.text.bpe import pretokenizer
 from glasshouse.text.sources import chunking, file, find_files, read_chunks, read_parallel, read_records, tabular
 from glasshouse.text.sources.chunking import chunk
 

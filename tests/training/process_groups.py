@@ -18,13 +18,12 @@ from torch import distributed as dist
 import glasshouse as gh
 from glasshouse.data import Batch, Batches
 from glasshouse.training import optimizer as optimizers
-from glasshouse.training import parallel
-from glasshouse.training.model_setup import checkpoint_activations
+from glasshouse.training.distributed import fsdp as parallel
+from glasshouse.training.distributed.layout import Layout
+from glasshouse.training.distributed.processes import Parallel, Processes, join_processes
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
-from glasshouse.training.parallel_layout import Layout
-from glasshouse.training.processes import Parallel, Processes, join_processes
-from glasshouse.training.sharded_step import ShardedTrainStep
-from glasshouse.training.step import TrainStep
+from glasshouse.training.setup.model import checkpoint_activations
+from glasshouse.training.step import ShardedTrainStep, TrainStep
 
 VOCABULARY = 271  # which no number of processes divides
 ROWS = 6

@@ -15,7 +15,7 @@ import torch
 import glasshouse as gh
 from glasshouse import device
 from glasshouse.training import Run, train
-from glasshouse.training.progress import SilentReporter
+from glasshouse.training.logging.progress import SilentReporter
 
 PutRun = Callable[..., None]  # the type of a fixture
 

@@ -13,7 +13,7 @@ from runs import RecordingReporter, assert_same
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.page.metric_curves import Curves
+from glasshouse.page.views.metric_curves import Curves
 from glasshouse.training import Run, StoppedError
 
 MODEL = {"preset": "tiny-decoder", "n_layers": 1}

@@ -13,8 +13,8 @@ import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.layers import lora
 from glasshouse.models.flops import FlopEstimator
-from glasshouse.objectives.loss import compute_loss
-from glasshouse.training.model_setup import freeze
+from glasshouse.objectives.loss.cross_entropy import compute_loss
+from glasshouse.training.setup.model import freeze
 
 D, V, LENGTH, ROWS, SOURCE = 32, 50, 12, 3, 7
 FROZEN: dict[str, tuple[str, ...]] = {

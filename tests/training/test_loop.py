@@ -24,8 +24,10 @@ from glasshouse import config, store
 from glasshouse.errors import ConfigError, GlasshouseError, InputError, StoreError
 from glasshouse.layers import lora
 from glasshouse.objectives import Objective
-from glasshouse.training import Run, StoppedError, loop, recipes, train, validation
-from glasshouse.training.progress import SilentReporter
+from glasshouse.training import Run, StoppedError, recipes, train
+from glasshouse.training import trainer as loop
+from glasshouse.training import trainer as validation
+from glasshouse.training.logging.progress import SilentReporter
 from glasshouse.training.recovery import locate_nonfinite
 from glasshouse.training.step import TrainStep
 

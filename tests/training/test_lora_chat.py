@@ -14,8 +14,9 @@ import transformers as hf
 
 import glasshouse as gh
 from glasshouse.layers import lora
-from glasshouse.text.chat_tokens import chat_token_ids
-from glasshouse.training import Run, model_setup, train
+from glasshouse.text.chat.tokens import chat_token_ids
+from glasshouse.training import Run, train
+from glasshouse.training.setup import model as model_setup
 
 WORDS = ["red", "blue", "green", "rose", "house", "tree", "river", "stone", "light", "night"]
 

@@ -10,12 +10,11 @@ import torch
 import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.layers import lora
-from glasshouse.layers.float8 import Float8Linear
-from glasshouse.objectives.loss import compute_loss
-from glasshouse.training.mixed_precision import LowPrecisionCopy
-from glasshouse.training.model_setup import checkpoint_activations
-from glasshouse.training.setup import resolve_precision
-from glasshouse.training.step import TrainStep
+from glasshouse.layers.linear.float8 import Float8Linear
+from glasshouse.objectives.loss.cross_entropy import compute_loss
+from glasshouse.training.setup.components import resolve_precision
+from glasshouse.training.setup.model import checkpoint_activations
+from glasshouse.training.step import LowPrecisionCopy, TrainStep
 
 
 def batches(count: int) -> list[Batch]:

@@ -12,8 +12,8 @@ from runs import table, weights
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.training import Data, Run, train
-from glasshouse.training.model_setup import data_kind
 from glasshouse.training.run import NewModel, Pretrained
+from glasshouse.training.setup.model import data_kind
 
 # Where it writes
 

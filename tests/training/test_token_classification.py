@@ -11,7 +11,7 @@ import pytest
 
 import glasshouse as gh
 from glasshouse.training import Run, train
-from glasshouse.training.model_setup import resize_for_data
+from glasshouse.training.setup.model import resize_for_data
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import glasshouse as gh
 from glasshouse.data import Batch
 from glasshouse.errors import InputError
-from glasshouse.objectives.loss import compute_loss
+from glasshouse.objectives.loss.cross_entropy import compute_loss
 from glasshouse.training.step import NonFiniteError, StepMetrics, TrainStep
 
 # A CPU without instructions for half precision takes a hundred times as long.

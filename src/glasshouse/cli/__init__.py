@@ -12,22 +12,9 @@ from typer.core import TyperGroup
 
 import glasshouse as gh
 from glasshouse import hints
-from glasshouse.cli import (
-    data,
-    demo,
-    doctor,
-    evaluation,
-    generation,
-    look,
-    model,
-    notes,
-    plan,
-    screen,
-    serve,
-    steer,
-    tokenizer,
-    training,
-)
+from glasshouse.cli import data, demo, doctor, evaluation, look, model, notes, plan, screen, serve, steer, training
+from glasshouse.cli.generation import command as generation
+from glasshouse.cli.tokenizer import command as tokenizer
 
 
 class _Commands(TyperGroup):

@@ -118,15 +118,17 @@ def _attention(device: torch.device, dtype: torch.dtype) -> dict[str, str]:
     row = torch.arange(512)[None]
     last, slot = row[:, -1:], torch.zeros(1, 1, dtype=torch.long)
     masks = {
-        "training": gh.layers.mask.Mask(causal=True),
-        "sliding window or packing": gh.layers.mask.Mask(causal=True, window=64, positions=(row, row)),
-        "decoding": gh.layers.mask.Mask(causal=True, positions=(last, row), ordered=True, rows=slot),
+        "training": gh.layers.attend.mask.Mask(causal=True),
+        "sliding window or packing": gh.layers.attend.mask.Mask(causal=True, window=64, positions=(row, row)),
+        "decoding": gh.layers.attend.mask.Mask(causal=True, positions=(last, row), ordered=True, rows=slot),
     }
     chosen = {}
     for call, mask in masks.items():
         cached = mask.rows is not None
-        s = gh.layers.attend.Situation(mask, 1 if cached else 512, 512, device, dtype, d_head=64, cached=cached)
-        chosen[call] = gh.layers.backends.choose_backend(s).name
+        s = gh.layers.attend.kernel.Situation(
+            mask, 1 if cached else 512, 512, device, dtype, d_head=64, cached=cached
+        )
+        chosen[call] = gh.layers.attend.backends.choose_backend(s).name
     return chosen
 
 

@@ -70,7 +70,7 @@ def alternate(tokens: Iterable[str]) -> str | Text:
 def progress(**units: str) -> Iterator[Callable[[str, int, int], None]]:
     """Show a progress bar per stage on stderr, if it is a terminal; `units` are the units of stages, else bytes."""
     if not sys.stderr.isatty():
-        yield gh.text.tokenizer_training.no_progress
+        yield gh.text.bpe.training.no_progress
         return
     columns = (
         TextColumn("{task.description}"),

@@ -44,7 +44,7 @@ def read(
     paths = list(paths)
     names = [path for path in paths if gh.data.is_builtin([path])]
     if files := [path for path in paths if path not in names]:
-        yield from gh.text.tokenizer_training.read_texts(files, column, errors, progress)
+        yield from gh.text.bpe.training.read_texts(files, column, errors, progress)
     for name in names:
         yield from _builtin(name, progress)
 

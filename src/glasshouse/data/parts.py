@@ -13,7 +13,7 @@ import numpy as np
 from glasshouse.data.corpus import MANIFEST, TOKENIZER, Corpus
 from glasshouse.data.shards import PROGRESS, ShardWriter, write_errors
 from glasshouse.errors import InputError, StoreError
-from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
+from glasshouse.text.bpe.training import ProgressCallback, no_progress
 
 Part = tuple[int, int]  # a number from 1, and the number of parts
 MAX_PARTS = 99_999

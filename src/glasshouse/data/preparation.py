@@ -15,11 +15,11 @@ from glasshouse.data.parts import check_part, id_dtype, part_folder, part_range
 from glasshouse.data.shards import PROGRESS, SHARD_TOKENS, ShardWriter, write_errors
 from glasshouse.errors import StoreError
 from glasshouse.text import Tokenizer
-from glasshouse.text.chat_tokens import with_chat_template
+from glasshouse.text.bpe.training import ProgressCallback, no_progress
+from glasshouse.text.chat.tokens import with_chat_template
 from glasshouse.text.prefetch import prefetch_map
 from glasshouse.text.sources import MAX_CHUNK_BYTES, Chunk, Errors, Record, file_size
 from glasshouse.text.sources.file import read_errors
-from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
 
 TEMPLATED = ("chat", "preferences")  # kinds that a chat template encodes
 BATCH_BYTES = 2**24  # bytes encoded at a time

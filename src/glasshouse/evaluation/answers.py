@@ -10,7 +10,7 @@ from glasshouse.models import Model
 from glasshouse.objectives.objective import Pair
 from glasshouse.objectives.report import Example
 from glasshouse.text import Tokenizer
-from glasshouse.text.tokenizer_training import ProgressCallback
+from glasshouse.text.bpe.training import ProgressCallback
 
 
 def generate_answers(

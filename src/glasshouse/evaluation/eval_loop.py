@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.data import Batch, Dataset
-from glasshouse.objectives.loss import autocast
-from glasshouse.objectives.metric_sums import MetricSums, evaluate_batch
+from glasshouse.objectives.loss.cross_entropy import autocast
+from glasshouse.objectives.metrics import MetricSums, evaluate_batch
 
 
 def evaluate_samples(

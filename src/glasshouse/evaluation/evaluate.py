@@ -20,15 +20,15 @@ from glasshouse.evaluation.answers import generate_answers
 from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.generation.validation import check_model
 from glasshouse.models import Model, check_tokenizer
-from glasshouse.models.length import check_length
+from glasshouse.models.checks import check_length
 from glasshouse.objectives import Evaluation, Objective, find_objective, required_kind
-from glasshouse.objectives.metric_sums import MetricSums
+from glasshouse.objectives.metrics import MetricSums
 from glasshouse.objectives.objective import Pair
 from glasshouse.objectives.report import SHOWN, Example, Report
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
+from glasshouse.text.bpe.training import ProgressCallback, no_progress
 from glasshouse.text.sources import Errors
-from glasshouse.text.tokenizer_training import ProgressCallback, no_progress
 
 Source = str | Path | Iterable[str | Path] | Corpus
 

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from glasshouse import hub
+from glasshouse.hub.model_files import fingerprints
 from glasshouse.hub.model_folder import CONFIG, VERIFIED, ModelFolder, write_json
 from glasshouse.hub.remote import resolve_folder
-from glasshouse.hub.verified import fingerprints
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.spec import Pooled
 from glasshouse.text import Tokenizer

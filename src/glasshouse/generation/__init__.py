@@ -1,14 +1,14 @@
 """Text generation: sampling, beam search, speculative decoding, and an engine with continuous batching."""
 
-from glasshouse.generation.capacity import MAX_SLOTS as MAX_SLOTS
-from glasshouse.generation.capacity import choose_slots as choose_slots
-from glasshouse.generation.capacity import choose_weights as choose_weights
-from glasshouse.generation.capacity import required_lengths as required_lengths
-from glasshouse.generation.engine import Engine as Engine
+from glasshouse.generation.constraints.grammar import Grammar as Grammar
+from glasshouse.generation.engine.capacity import MAX_SLOTS as MAX_SLOTS
+from glasshouse.generation.engine.capacity import choose_slots as choose_slots
+from glasshouse.generation.engine.capacity import choose_weights as choose_weights
+from glasshouse.generation.engine.capacity import required_lengths as required_lengths
+from glasshouse.generation.engine.engine import Engine as Engine
 from glasshouse.generation.generate import generate as generate
 from glasshouse.generation.generate import length_warning as length_warning
 from glasshouse.generation.generate import stream as stream
-from glasshouse.generation.grammar import Grammar as Grammar
 from glasshouse.generation.request import Completion as Completion
 from glasshouse.generation.request import Request as Request
 from glasshouse.generation.sampling_params import SamplingParams as SamplingParams

@@ -6,15 +6,15 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from glasshouse.errors import InputError, check_count
-from glasshouse.generation.capacity import check_beams, choose_slots, choose_weights, required_lengths
-from glasshouse.generation.engine import Engine
-from glasshouse.generation.inference_model import Weights
+from glasshouse.generation.engine.capacity import check_beams, choose_slots, choose_weights, required_lengths
+from glasshouse.generation.engine.engine import Engine
+from glasshouse.generation.engine.inference_model import Weights
 from glasshouse.generation.request import Completion, Request
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Speculator
 from glasshouse.generation.validation import check_model
 from glasshouse.models import Model
-from glasshouse.models.length import check_length
+from glasshouse.models.checks import check_length
 from glasshouse.models.prompt import Prompt, encode_prompt
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer

@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import torch
 
-from glasshouse.generation.logits_kernels import token_logprobs, top_logprobs
 from glasshouse.generation.request import TopLogprobs
+from glasshouse.generation.sampling.logits_kernels import token_logprobs, top_logprobs
 from glasshouse.models import Decoder
 
 CHUNK = 256  # tokens whose logits are in memory at a time

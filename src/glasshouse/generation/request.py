@@ -11,11 +11,11 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from glasshouse.errors import InputError
-from glasshouse.generation.candidates import Draws
-from glasshouse.generation.constraint import ConstraintState
+from glasshouse.generation.beam.hypothesis import Hypothesis, Node
+from glasshouse.generation.constraints.constraint import ConstraintState
 from glasshouse.generation.detokenizer import Detokenizer
-from glasshouse.generation.hypothesis import Hypothesis, Node
 from glasshouse.generation.recording import RequestRecording
+from glasshouse.generation.sampling.candidates import Draws
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.inspection import Recording
 from glasshouse.text import Tokenizer

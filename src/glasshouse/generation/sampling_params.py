@@ -11,7 +11,7 @@ from typing import Any
 from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.generation.constraint import Constraint
+from glasshouse.generation.constraints.constraint import Constraint
 
 MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127  # written out: parameters need no torch
 

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError, check_count
-from glasshouse.generation.inference_model import prepare_for_inference
-from glasshouse.generation.logits_kernels import argmax
-from glasshouse.generation.sampling import Sampler
-from glasshouse.generation.slots import SequenceState, common_prefix_length
+from glasshouse.generation.engine.inference_model import prepare_for_inference
+from glasshouse.generation.engine.slots import SequenceState, common_prefix_length
+from glasshouse.generation.sampling.logits_kernels import argmax
+from glasshouse.generation.sampling.sampler import Sampler
 from glasshouse.models import Decoder, Seq2Seq
+from glasshouse.models.checks import check_length
 from glasshouse.models.heads import LMHead
-from glasshouse.models.length import check_length
 
 
 @dataclass(frozen=True)

@@ -14,13 +14,14 @@ from torch import Tensor, nn
 from glasshouse import config, registry, spec, store
 from glasshouse import device as machine
 from glasshouse.errors import ConfigError, InputError, StoreError
-from glasshouse.hub import config_reader
-from glasshouse.hub.bart import BART, MARIAN
-from glasshouse.hub.bert import BERT, DISTILBERT, ROBERTA
-from glasshouse.hub.checksums import check_weights, with_checksums
-from glasshouse.hub.family import Family, TensorMapping, differing_fields, join, special_ids, tensor_mapping
-from glasshouse.hub.gpt2 import GPT2
-from glasshouse.hub.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from glasshouse.hub.families import config_reader
+from glasshouse.hub.families.bart import BART, MARIAN
+from glasshouse.hub.families.bert import BERT, DISTILBERT, ROBERTA
+from glasshouse.hub.families.family import Family, TensorMapping, differing_fields, join, special_ids, tensor_mapping
+from glasshouse.hub.families.gpt2 import GPT2
+from glasshouse.hub.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from glasshouse.hub.families.t5 import T5
+from glasshouse.hub.model_files import check_weights, describe, with_checksums
 from glasshouse.hub.model_folder import (
     CONFIG,
     EXTRA_FILES,
@@ -31,8 +32,6 @@ from glasshouse.hub.model_folder import (
 )
 from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
 from glasshouse.hub.remote import resolve_folder
-from glasshouse.hub.t5 import T5
-from glasshouse.hub.verified import describe
 from glasshouse.hub.weight_loading import load_weights
 from glasshouse.layers.lora import lora_layers
 from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer, checked_weights

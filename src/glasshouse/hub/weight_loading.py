@@ -11,7 +11,7 @@ from torch import Tensor
 from glasshouse import device as machine
 from glasshouse import spec
 from glasshouse.errors import StoreError
-from glasshouse.hub.family import Family, tensor_mapping
+from glasshouse.hub.families.family import Family, tensor_mapping
 from glasshouse.hub.model_folder import ModelFolder
 from glasshouse.models import Model, build, count_parameters
 from glasshouse.models.builder import instantiate_unfilled

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from glasshouse.inspection.sites import Index, Selection, Site
-from glasshouse.layers.attend import Attend, repeat_kv
-from glasshouse.layers.mask import Mask
+from glasshouse.layers.attend.kernel import Attend, repeat_kv
+from glasshouse.layers.attend.mask import Mask
 
 TILE = {"cpu": 2**20, "cuda": 2**26}  # scores at once: on a CPU few enough for its caches, on a GPU many
 EVERY = slice(None)

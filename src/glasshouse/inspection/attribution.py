@@ -26,7 +26,7 @@ from glasshouse.inspection.html_display import MAX_TEXTS, HtmlDisplay, bars, lab
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
 from glasshouse.inspection.text_input import Input, encode_inputs
-from glasshouse.layers.layout import Layout
+from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.residual import PostNorm, SandwichNorm

@@ -20,8 +20,8 @@ from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_model
 from glasshouse.inspection.stack_input import StackInput, make_stack_input
 from glasshouse.inspection.text_input import Input, encode_inputs
-from glasshouse.layers.attend import Attend
-from glasshouse.layers.mask import Mask
+from glasshouse.layers.attend.kernel import Attend
+from glasshouse.layers.attend.mask import Mask
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.text import Tokenizer
 

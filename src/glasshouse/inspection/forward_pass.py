@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 from glasshouse.inspection.hooks import hook_manager_of
+from glasshouse.layers.attend.layout import Layout, make_layout
 from glasshouse.layers.embedding import check_ids
-from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.models.stack import Stack
 from glasshouse.text import Tokenizer

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import AttendCall, recompute_attention
 from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
-from glasshouse.layers.attend import Attend, Backend
-from glasshouse.layers.backends import Explicit
+from glasshouse.layers.attend.backends import Explicit
+from glasshouse.layers.attend.kernel import Attend, Backend
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.layers.sublayer import INSIDE
 

@@ -32,7 +32,7 @@ from glasshouse.inspection.html_display import (
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import unwrap_compiled, unwrap_model
 from glasshouse.inspection.text_input import Input, encode_inputs
-from glasshouse.layers.layout import Layout
+from glasshouse.layers.attend.layout import Layout
 from glasshouse.models import Encoder, Model
 from glasshouse.models.heads import Classifier, LMHead, NoHead
 from glasshouse.text import Tokenizer

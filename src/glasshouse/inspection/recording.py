@@ -16,7 +16,7 @@ from glasshouse.inspection.attention_map import AttendCall, AttentionMap
 from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.html_display import HtmlDisplay, labels, picture, shown
 from glasshouse.inspection.sites import Selection, Site, select, suggest_site
-from glasshouse.layers.layout import make_layout
+from glasshouse.layers.attend.layout import make_layout
 from glasshouse.text import Tokenizer
 
 MAX_MAPS = 48  # drawn; the others are only listed

@@ -16,8 +16,8 @@ from glasshouse.inspection.forward_pass import check_full_sequence, eval_mode, f
 from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Index, Selection, Site, sites
+from glasshouse.layers.attend.layout import Layout, make_layout
 from glasshouse.layers.embedding import check_ids
-from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.models.stack import Stack
 

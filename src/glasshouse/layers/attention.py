@@ -8,12 +8,12 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from glasshouse import registry, spec
-from glasshouse.layers.attend import Attend
+from glasshouse.layers.attend.kernel import Attend
 from glasshouse.layers.attention_steps import SHOWN, Keys, head_steps
 from glasshouse.layers.cache import KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount, is_trained
-from glasshouse.layers.linear import Linear
+from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import make_norm
 from glasshouse.layers.position import Position
 from glasshouse.layers.step import Step

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from glasshouse.layers.attend import Backend
+from glasshouse.layers.attend.kernel import Backend
 from glasshouse.layers.cache import CacheView
 from glasshouse.layers.position import Rotate
 

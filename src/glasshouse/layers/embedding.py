@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.layers.linear import is_left_to_spec
+from glasshouse.layers.linear.linear import is_left_to_spec
 
 
 class Embedding(nn.Embedding):

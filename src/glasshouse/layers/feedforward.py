@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from glasshouse import registry, spec
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
-from glasshouse.layers.linear import Linear
+from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.step import LinearStep, Step
 from glasshouse.layers.sublayer import NEURONS, LayerSite, Sublayer, TokenView
 

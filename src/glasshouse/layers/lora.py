@@ -16,7 +16,7 @@ from torch.nn.utils import parametrize
 from glasshouse.config import Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.layers.flops import FlopCount, product
-from glasshouse.layers.linear import is_plain_linear
+from glasshouse.layers.linear.linear import is_plain_linear
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.layers.sublayer import Sublayer
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
-from glasshouse.layers.linear import is_plain_linear
+from glasshouse.layers.linear.linear import is_plain_linear
 
 Tree = TypeVar("Tree", bound=nn.Module)
 HOOK_ATTRIBUTES = (  # where torch stores the forward hooks of a module

@@ -11,7 +11,7 @@ from torch.nn.parameter import is_lazy
 from glasshouse import device as machine
 from glasshouse import registry, spec
 from glasshouse.errors import ConfigError
-from glasshouse.layers.linear import left_to_spec
+from glasshouse.layers.linear.linear import left_to_spec
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
@@ -64,7 +64,7 @@ def _build_with_own_values(s: spec.Spec) -> Model:
         if _is_unset(weight):
             raise ConfigError(
                 f"{name} has no values; initialize it in the registered module's __init__, as by torch.zeros, or "
-                "make it a glasshouse.layers.linear.Linear, which the spec initializes."
+                "make it a glasshouse.layers.linear.linear.Linear, which the spec initializes."
             )
     return model
 

@@ -8,9 +8,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from glasshouse import spec
+from glasshouse.layers.attend.layout import make_layout
 from glasshouse.layers.cache import Cache, CacheView
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.layout import make_layout
 from glasshouse.models.heads import make_head
 from glasshouse.models.stack import Stack
 

@@ -11,9 +11,9 @@ from torch.nn import functional as F
 
 from glasshouse import spec
 from glasshouse.errors import InputError
+from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.feedforward import make_activation
-from glasshouse.layers.layout import Layout
-from glasshouse.layers.linear import Linear
+from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import make_norm
 
 

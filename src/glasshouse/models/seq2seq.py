@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
+from glasshouse.layers.attend.layout import Layout, make_layout
 from glasshouse.layers.cache import Cache, CacheView, SourceCache
 from glasshouse.layers.embedding import TokenEmbedding
-from glasshouse.layers.layout import Layout, make_layout
 from glasshouse.models.heads import make_head
 from glasshouse.models.stack import Stack
 

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse import spec
-from glasshouse.layers.attend import Attend, Backend, Situation
-from glasshouse.layers.backends import BACKENDS, Decode, choose_backend
+from glasshouse.layers.attend.backends import BACKENDS, Decode, choose_backend
+from glasshouse.layers.attend.kernel import Attend, Backend, Situation
+from glasshouse.layers.attend.layout import Layout
+from glasshouse.layers.attend.mask import Mask, make_mask
 from glasshouse.layers.block import Block, CrossBlock
 from glasshouse.layers.cache import CacheView, KVShape
 from glasshouse.layers.context import Context
-from glasshouse.layers.layout import Layout
-from glasshouse.layers.mask import Mask, make_mask
 from glasshouse.layers.norm import make_norm
 from glasshouse.layers.position import make_position
 from glasshouse.layers.sublayer import Sublayer

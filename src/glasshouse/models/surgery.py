@@ -12,16 +12,15 @@ from torch import Tensor
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.models.builder import Model, build, has_registered_parts, instantiate_unfilled
+from glasshouse.models.checks import check_tokenizer, checked_weights
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.heads import LMHead
-from glasshouse.models.integrity import checked_weights
-from glasshouse.models.tokenizer_check import check_tokenizer
 from glasshouse.models.weight_init import init_weights
 from glasshouse.models.weights import assign_weights
 from glasshouse.text import Tokenizer
-from glasshouse.text.chat_tokens import chat_token_ids
+from glasshouse.text.chat.tokens import chat_token_ids
 
 M = TypeVar("M", Encoder, Decoder)
 
@@ -66,7 +65,7 @@ def new_tokens(old: Tokenizer, new: Tokenizer) -> list[int]:
     Those are the ids of tokens that it did not have, and, if its tokenizer had no chat template, those that a chat
     is written with.
 
-    >>> from glasshouse.text.chat_tokens import with_chat_template
+    >>> from glasshouse.text.chat.tokens import with_chat_template
     >>> tok = Tokenizer.train(texts=["to be"], vocab_size=263)
     >>> [tok.id_to_token(number) for number in new_tokens(tok, with_chat_template(tok))]
     ['<|system|>', '<|user|>', '<|assistant|>', '<|end|>']

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.layers.embedding import Embedding
-from glasshouse.layers.linear import Linear
+from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import LearnedPosition
 from glasshouse.layers.sublayer import Sublayer

@@ -6,7 +6,7 @@ from glasshouse.objectives.classification import SequenceClassification, TokenCl
 from glasshouse.objectives.contrastive import Contrastive
 from glasshouse.objectives.distillation import Distillation
 from glasshouse.objectives.dpo import DPO
-from glasshouse.objectives.loss import autocast, compute_loss, cross_entropy
+from glasshouse.objectives.loss.cross_entropy import autocast, compute_loss, cross_entropy
 from glasshouse.objectives.masked_lm import MaskedLM
 from glasshouse.objectives.multi_token import MultiToken
 from glasshouse.objectives.objective import Evaluation, Objective

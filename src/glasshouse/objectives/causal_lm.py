@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from glasshouse.data import CausalLMDataset, Corpus
-from glasshouse.objectives.metric_sums import token_bytes
+from glasshouse.objectives.metrics import token_bytes
 from glasshouse.objectives.objective import Evaluation, Objective
 from glasshouse.objectives.report import SHOWN, Report
 from glasshouse.text import Tokenizer

@@ -14,9 +14,9 @@ from glasshouse.config import Settings, require, require_positive
 from glasshouse.data import Batch, Corpus, Dataset
 from glasshouse.errors import InputError, distinct
 from glasshouse.models import Model
-from glasshouse.models.length import check_length
-from glasshouse.objectives.loss import cross_entropy, reference_precision
-from glasshouse.objectives.metric_sums import MetricSums
+from glasshouse.models.checks import check_length
+from glasshouse.objectives.loss.cross_entropy import cross_entropy, reference_precision
+from glasshouse.objectives.metrics import MetricSums
 from glasshouse.objectives.objective import Evaluation, Objective
 from glasshouse.objectives.registry import find_objective
 from glasshouse.objectives.report import Report

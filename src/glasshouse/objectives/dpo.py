@@ -13,13 +13,13 @@ from torch.nn import functional as F
 from glasshouse.config import Settings, require_positive
 from glasshouse.data import Batch, Corpus, PreferenceBatch, PreferenceDataset
 from glasshouse.errors import ConfigError
-from glasshouse.layers.attend import Attend
+from glasshouse.layers.attend.kernel import Attend
 from glasshouse.models import Model
-from glasshouse.objectives.loss import reference_precision
-from glasshouse.objectives.metric_sums import MetricSums
+from glasshouse.objectives.loss.cross_entropy import reference_precision
+from glasshouse.objectives.loss.softmax_gradient import IGNORED
+from glasshouse.objectives.metrics import MetricSums
 from glasshouse.objectives.objective import Evaluation, Objective, items_for_tokens
 from glasshouse.objectives.report import SHOWN, Report
-from glasshouse.objectives.softmax_gradient import IGNORED
 
 
 @dataclass(frozen=True)

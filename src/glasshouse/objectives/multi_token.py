@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.data import Batch, Corpus
-from glasshouse.layers.layout import make_layout
+from glasshouse.layers.attend.layout import make_layout
 from glasshouse.models import Decoder, Model
 from glasshouse.models.heads import LMHead
 from glasshouse.models.surgery import with_draft_heads
 from glasshouse.objectives.causal_lm import CausalLM
-from glasshouse.objectives.loss import cross_entropy
-from glasshouse.objectives.metric_sums import MetricSums, sum_metrics
+from glasshouse.objectives.loss.cross_entropy import cross_entropy
+from glasshouse.objectives.metrics import MetricSums, sum_metrics
 
 
 @dataclass(frozen=True)

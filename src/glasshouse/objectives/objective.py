@@ -16,9 +16,8 @@ from glasshouse.config import JsonDict
 from glasshouse.data import Batch, Corpus, Dataset
 from glasshouse.data.corpus import Kind
 from glasshouse.models import Model
-from glasshouse.objectives.loss import compute_loss
-from glasshouse.objectives.metric_sums import MetricSums, evaluate_batch
-from glasshouse.objectives.metrics import exact_match
+from glasshouse.objectives.loss.cross_entropy import compute_loss
+from glasshouse.objectives.metrics import MetricSums, evaluate_batch, exact_match
 from glasshouse.objectives.report import Example, Report
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer

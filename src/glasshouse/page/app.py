@@ -20,7 +20,7 @@ from glasshouse import config
 from glasshouse.errors import GlasshouseError
 from glasshouse.page import html_export, serialization
 from glasshouse.page.endpoints import endpoints
-from glasshouse.page.page_files import index_page, static_files
+from glasshouse.page.files import index_page, static_files
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint
 from glasshouse.web import read_body

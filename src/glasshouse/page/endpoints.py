@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from glasshouse.page import model_info, next_token, tokenization
+from glasshouse.page import model_info
 from glasshouse.page.manifest import views
 from glasshouse.page.view import Endpoint
+from glasshouse.page.views import next_token, tokenization
 
 PAGE = {
     "model": Endpoint(model_info.ModelInfo, model_info.model_info, needs_model=False),

@@ -1,8 +1,9 @@
-"""Export of the page as one HTML file with its scripts, styles and responses."""
+"""Export of the page, or of a plan, as one HTML file with its scripts, styles and responses."""
 
 from __future__ import annotations
 
 import base64
+import html
 import json
 import re
 from collections.abc import Iterable
@@ -13,8 +14,9 @@ from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.page import serialization
 from glasshouse.page.endpoints import endpoints
-from glasshouse.page.page_files import data_script, index_page, static_files
+from glasshouse.page.files import data_script, index_page, static_files
 from glasshouse.page.trace import TraceCache
+from glasshouse.training.plan import TrainingPlan
 
 LARGEST, ROOM = 64 * 2**20, 8 * 2**20  # bytes of responses: the limit, and the limit with prefetched ones
 # A standalone file sets its own policy: nothing may be fetched.
@@ -133,3 +135,18 @@ def _parsed(body: str) -> JsonDict:
     except (ValueError, RecursionError) as error:
         raise InputError(f"the request is not valid JSON: {error}.") from None
     return table if isinstance(table, dict) else {}
+
+
+def plan_page(name: str, plan: TrainingPlan) -> str:
+    """Return a page with the picture of a plan that needs no server.
+
+    >>> import glasshouse as gh
+    >>> planner = gh.training.plan
+    >>> page = plan_page("stdlib", planner.plan_training(gh.Run.load("stdlib"), planner.find_gpu("h200")))
+    >>> page.count("<title>Plan of stdlib</title>"), "http://" in page.replace("http://www.w3.org", "")
+    (1, False)
+    """
+    page = static_files()["index.html"].decode()
+    page = page.replace("</head>", '<link rel="stylesheet" href="/static/views/run/view.css">\n</head>')
+    page = page.replace("<title>Glasshouse</title>", f"<title>Plan of {html.escape(name)}</title>")
+    return standalone(page, "plan", {"name": name, "plan": plan.to_dict()}, "plan_page.js")

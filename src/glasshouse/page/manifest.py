@@ -5,7 +5,9 @@ from __future__ import annotations
 import warnings
 
 from glasshouse import registry
-from glasshouse.page import (
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.view import View
+from glasshouse.page.views import (
     attention,
     chat,
     interventions,
@@ -16,8 +18,6 @@ from glasshouse.page import (
     training_run,
     walkthrough,
 )
-from glasshouse.page.model_loader import ModelLoader
-from glasshouse.page.view import View
 
 PAGE_ENDPOINTS = {"model", "checkpoints", "tokenize", "next", "generate", "save"}  # which no view declares
 VIEWS = {

@@ -18,9 +18,9 @@ from glasshouse.models.prompt import encode_prompt, written_ids
 from glasshouse.page.forward_pass import Prompt
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
-from glasshouse.training.checkpoints import list_checkpoints
-from glasshouse.training.folder import SAMPLES
-from glasshouse.training.journal import Journal
+from glasshouse.training.checkpoint.folder import SAMPLES
+from glasshouse.training.checkpoint.store import list_checkpoints
+from glasshouse.training.logging.journal import Journal
 
 EXAMPLE = "When Mary and John went to the store, John gave a drink to"
 NUMBERS = "3 1 4 1 5 9 2 6 3 1 4 1 5"  # example without a tokenizer

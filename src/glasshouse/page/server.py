@@ -11,8 +11,8 @@ import uvicorn
 from glasshouse import device
 from glasshouse.errors import InputError
 from glasshouse.page.app import make_app
+from glasshouse.page.files import index_page
 from glasshouse.page.guard import Guard, new_token, policy
-from glasshouse.page.page_files import index_page
 from glasshouse.page.trace import TraceCache
 from glasshouse.web import host_headers, http_config, is_loopback, listen, url_host
 

@@ -13,8 +13,8 @@ from glasshouse.models import Seq2Seq
 from glasshouse.page.forward_pass import ForwardPass, Prompt
 from glasshouse.page.manifest import views
 from glasshouse.page.model_loader import LoadedModel
-from glasshouse.page.next_token import Generate, generate_text
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views.next_token import Generate, generate_text
 
 MAX_TARGET_TOKENS = 48  # generated for an empty target
 DEFAULTS: JsonDict = {

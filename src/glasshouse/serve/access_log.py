@@ -14,8 +14,8 @@ from starlette.routing import BaseRoute, Match, Route
 from starlette.types import Scope
 
 from glasshouse.serve.api import KEY, USAGE
-from glasshouse.serve.api_errors import REQUEST_ID
 from glasshouse.serve.metrics import HttpCount
+from glasshouse.serve.schema.errors import REQUEST_ID
 from glasshouse.web import Log
 
 METHODS = ("GET", "POST", "OPTIONS", "HEAD")  # that are counted by name; a client may send any word

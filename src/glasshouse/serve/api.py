@@ -13,16 +13,16 @@ from starlette.requests import Request
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
-from glasshouse.serve import strict_json
-from glasshouse.serve.api_errors import ApiError
-from glasshouse.serve.exchange import DisconnectedError
-from glasshouse.serve.fields import Table
-from glasshouse.serve.grammars import Asked, Grammars, asked_grammar
-from glasshouse.serve.kept_answers import CANDIDATES, KeptAnswers
+from glasshouse.serve.answers.kept import CANDIDATES, KeptAnswers
 from glasshouse.serve.metrics import HttpCount, ModelMetrics
-from glasshouse.serve.preparation import Preparation
-from glasshouse.serve.protocol import Values
-from glasshouse.serve.runner import Runner
+from glasshouse.serve.runtime.exchange import DisconnectedError
+from glasshouse.serve.runtime.grammars import Asked, Grammars, asked_grammar
+from glasshouse.serve.runtime.preparation import Preparation
+from glasshouse.serve.runtime.runner import Runner
+from glasshouse.serve.schema import fields as strict_json
+from glasshouse.serve.schema.errors import ApiError
+from glasshouse.serve.schema.fields import Table
+from glasshouse.serve.schema.requests import Values
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.web import Log
 from glasshouse.web import read_body as read_at_most
@@ -145,7 +145,7 @@ def parse_json(body: bytes) -> object:
     >>> parse_json(b'{"temperature": NaN}')
     Traceback (most recent call last):
     ...
-    glasshouse.serve.api_errors.ApiError: the request is not valid JSON: NaN is not a JSON value.
+    glasshouse.serve.schema.errors.ApiError: the request is not valid JSON: NaN is not a JSON value.
     """
     try:
         return strict_json.loads(body)

@@ -15,21 +15,20 @@ from starlette.routing import Route
 import glasshouse
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
-from glasshouse.serve import openapi
-from glasshouse.serve.answer_comparison import answer_comparison
+from glasshouse.serve.answers.kept import CANDIDATES
 from glasshouse.serve.api import Api
-from glasshouse.serve.api_errors import REQUEST_ID, ApiError, json_response, timed_out, unavailable
-from glasshouse.serve.chat import chat_completions
-from glasshouse.serve.completions import completions
-from glasshouse.serve.embeddings import embeddings
-from glasshouse.serve.exchange import DisconnectedError
-from glasshouse.serve.kept_answers import CANDIDATES
+from glasshouse.serve.endpoints.answers import answer_comparison, opened_answer
+from glasshouse.serve.endpoints.chat import chat_completions
+from glasshouse.serve.endpoints.completions import completions
+from glasshouse.serve.endpoints.embeddings import embeddings
+from glasshouse.serve.endpoints.metrics import metrics_text
+from glasshouse.serve.endpoints.responses import responses
+from glasshouse.serve.endpoints.tokenization import detokenize, tokenize
 from glasshouse.serve.look import Look
-from glasshouse.serve.monitoring import metrics_text
-from glasshouse.serve.opened_answer import opened_answer
-from glasshouse.serve.responses import responses
+from glasshouse.serve.runtime.exchange import DisconnectedError
+from glasshouse.serve.schema import openapi
+from glasshouse.serve.schema.errors import REQUEST_ID, ApiError, json_response, timed_out, unavailable
 from glasshouse.serve.served_model import ServedModel
-from glasshouse.serve.tokenization import detokenize, tokenize
 
 Endpoint = Callable[[Api, Request], Awaitable[Response]]
 

@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from glasshouse.errors import InputError
 from glasshouse.serve.access_log import AccessLog, Entry
 from glasshouse.serve.api import KEY
-from glasshouse.serve.api_errors import ApiError, unavailable
+from glasshouse.serve.schema.errors import ApiError, unavailable
 from glasshouse.web import MAX_HEADER_BYTES
 
 OPEN = ("/health",)  # the only paths that need no key

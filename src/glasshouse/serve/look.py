@@ -8,13 +8,13 @@ from starlette.routing import Route
 
 from glasshouse.page.app import page_routes, respond
 from glasshouse.page.endpoints import endpoints
+from glasshouse.page.files import index_page
 from glasshouse.page.guard import policy, security_headers
 from glasshouse.page.manifest import available_views, views
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
-from glasshouse.page.page_files import index_page
 from glasshouse.page.trace import TraceCache
 from glasshouse.serve.api import KEY, Api
-from glasshouse.serve.api_errors import ApiError
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.served_model import ServedModel
 
 MEMORY = 2 * 2**30  # bytes of activations that are kept for the views, of all models and keys together

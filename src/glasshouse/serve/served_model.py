@@ -10,7 +10,7 @@ from glasshouse import hub
 from glasshouse.config import JsonDict
 from glasshouse.errors import InputError
 from glasshouse.generation import MAX_SLOTS, Engine, choose_slots
-from glasshouse.generation.inference_model import Weights
+from glasshouse.generation.engine.inference_model import Weights
 from glasshouse.inspection import SteeringVector
 from glasshouse.inspection.steering import model_fingerprint
 from glasshouse.layers import lora
@@ -18,7 +18,7 @@ from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.prompt import encode_prompt, end_of_turn_ids
-from glasshouse.serve.api_errors import ApiError
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.text import Tokenizer
 from glasshouse.text.token_length import max_token_bytes
 

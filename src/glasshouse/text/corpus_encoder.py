@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from glasshouse.text.bpe.pretokenizer import CHECK_BYTES, batches, take_bytes
 from glasshouse.text.gigatoken_backend import gigatoken, in_forked_child
-from glasshouse.text.pretokenizer import CHECK_BYTES, batches, take_bytes
 from glasshouse.text.tokenizer_json import decoder_kinds
 
 SLOW_BATCH = 2**20  # bytes; the tokenizers library allocates a few hundred per token until a batch is done

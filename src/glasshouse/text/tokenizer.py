@@ -16,12 +16,13 @@ import tokenizers
 
 from glasshouse.config import JsonDict
 from glasshouse.errors import InputError, StoreError
-from glasshouse.text import corpus_encoder, tokenizer_training
-from glasshouse.text.bpe import Pair
-from glasshouse.text.byte_level import unicode_to_bytes
-from glasshouse.text.chat_template import EncodedChat, Message, segments
+from glasshouse.text import corpus_encoder
+from glasshouse.text.bpe import training as tokenizer_training
+from glasshouse.text.bpe.algorithm import Pair
+from glasshouse.text.bpe.byte_level import unicode_to_bytes
+from glasshouse.text.bpe.pretokenizer import MAX_WORDS
+from glasshouse.text.chat.template import EncodedChat, Message, segments
 from glasshouse.text.corpus_encoder import CorpusEncoder
-from glasshouse.text.pretokenizer import MAX_WORDS
 from glasshouse.text.tokenizer_folder import TOKENIZER, TokenizerFiles, parse, refuse_code
 from glasshouse.text.tokenizer_json import (
     SPECIAL_TOKEN_ROLES,

@@ -12,7 +12,8 @@ from typing import Any
 
 from glasshouse.config import JsonDict
 from glasshouse.errors import StoreError
-from glasshouse.text import expansion_limits, regex_safety
+from glasshouse.text.untrusted import expansion as expansion_limits
+from glasshouse.text.untrusted import regex as regex_safety
 
 SPECIAL_TOKEN_ROLES = ("bos", "eos", "unk", "sep", "pad", "cls", "mask")
 PREFIX = "continuing_subword_prefix"

@@ -11,7 +11,7 @@ import tokenizers
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.text.byte_level import BYTE_TO_UNICODE, unicode_to_bytes
+from glasshouse.text.bpe.byte_level import BYTE_TO_UNICODE, unicode_to_bytes
 from glasshouse.text.tokenizer_json import SPECIAL_TOKEN_ROLES
 
 

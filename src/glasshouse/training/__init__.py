@@ -2,18 +2,18 @@
 
 from glasshouse.hub.run_checkpoints import is_run
 from glasshouse.training import plan
-from glasshouse.training.checkpoints import SavedCheckpoint, list_checkpoints
-from glasshouse.training.custom import Callback
-from glasshouse.training.datasets import Datasets, open_datasets, units_of
+from glasshouse.training.checkpoint.store import SavedCheckpoint, list_checkpoints
+from glasshouse.training.distributed.processes import Parallel, is_main_process
 from glasshouse.training.launch import train
-from glasshouse.training.loop import Trainer
+from glasshouse.training.logging.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.optimizer import Optimizer
-from glasshouse.training.processes import Parallel, is_main_process
-from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.result import Result
 from glasshouse.training.run import Data, Run, Train, recipes
 from glasshouse.training.schedule import Schedule
+from glasshouse.training.setup.custom import Callback
+from glasshouse.training.setup.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.signals import StoppedError
+from glasshouse.training.trainer import Trainer
 
 __all__ = [
     "Callback",

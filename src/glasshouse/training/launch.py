@@ -12,23 +12,21 @@ import torch
 from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.objectives import Objective
-from glasshouse.objectives.loss import LossFn
-from glasshouse.training.agent import watch_agent
-from glasshouse.training.custom import Callback, Custom, MakeOptimizer
-from glasshouse.training.custom_dataset import AnyDatasets, custom_datasets
-from glasshouse.training.datasets import describe_files, prepare_datasets, units_of, with_kind
-from glasshouse.training.folder import lock_run, run_folder
-from glasshouse.training.loop import Trainer
-from glasshouse.training.lost_process import watched
-from glasshouse.training.model_setup import check_new_model, data_kind, load_base
-from glasshouse.training.processes import Processes, is_main_process, join_processes
-from glasshouse.training.progress import Display, ProgressReporter, SilentReporter
+from glasshouse.objectives.loss.cross_entropy import LossFn
+from glasshouse.training.checkpoint.folder import lock_run, run_folder
+from glasshouse.training.distributed.failures import watch_agent, watched
+from glasshouse.training.distributed.processes import Processes, is_main_process, join_processes
+from glasshouse.training.logging.progress import Display, ProgressReporter, SilentReporter
+from glasshouse.training.logging.trackers import Trackers
 from glasshouse.training.recovery import Recovery
 from glasshouse.training.result import Result, save_result
 from glasshouse.training.run import Pretrained, Run
-from glasshouse.training.setup import Setup, check_objective, describe, make_setup, resolve_precision
+from glasshouse.training.setup.components import Setup, check_objective, describe, make_setup, resolve_precision
+from glasshouse.training.setup.custom import AnyDatasets, Callback, Custom, MakeOptimizer, custom_datasets
+from glasshouse.training.setup.datasets import describe_files, prepare_datasets, units_of, with_kind
+from glasshouse.training.setup.model import check_new_model, data_kind, load_base
 from glasshouse.training.signals import Signals, StoppedError
-from glasshouse.training.trackers import Trackers
+from glasshouse.training.trainer import Trainer
 
 STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
 

@@ -20,7 +20,7 @@ from glasshouse.config import Settings, require, require_positive
 from glasshouse.device import compute_dtype
 from glasshouse.errors import InputError
 from glasshouse.models.stack import Stack
-from glasshouse.training.parallel import is_sharded, local, shard_like, whole_like
+from glasshouse.training.distributed.fsdp import is_sharded, local, shard_like, whole_like
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5, as published: steep at 0, inexact at 1
 STACKED = 2**26  # elements of one batched product; larger ones gain no speed and cost memory

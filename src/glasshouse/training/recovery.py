@@ -13,11 +13,11 @@ from glasshouse.data import Batch
 from glasshouse.device import is_out_of_memory
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.hub.run_checkpoints import MODEL
-from glasshouse.objectives.loss import LossFn, autocast, compute_loss
-from glasshouse.training.checkpoints import CheckpointData
-from glasshouse.training.folder import NONFINITE
-from glasshouse.training.parallel import local
-from glasshouse.training.setup import Setup
+from glasshouse.objectives.loss.cross_entropy import LossFn, autocast, compute_loss
+from glasshouse.training.checkpoint.folder import NONFINITE
+from glasshouse.training.checkpoint.store import CheckpointData
+from glasshouse.training.distributed.fsdp import local
+from glasshouse.training.setup.components import Setup
 from glasshouse.training.step import NonFiniteError, StepFuture
 
 T = TypeVar("T")

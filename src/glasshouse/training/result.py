@@ -13,12 +13,12 @@ from glasshouse.hub.run_checkpoints import MODEL
 from glasshouse.inspection.html_display import HtmlDisplay, shown
 from glasshouse.layers import lora
 from glasshouse.models import Model
-from glasshouse.training import plots
-from glasshouse.training.custom_dataset import AnyDatasets, CustomDatasets
-from glasshouse.training.folder import ADAPTER
+from glasshouse.training.checkpoint.folder import ADAPTER
+from glasshouse.training.logging import plots
 from glasshouse.training.run import Pretrained
-from glasshouse.training.setup import Setup
-from glasshouse.training.validation import shared_sums
+from glasshouse.training.setup.components import Setup
+from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets
+from glasshouse.training.trainer import shared_sums
 
 ANSWERS = 200  # generated for the final report on pairs and conversations; generation is slow
 

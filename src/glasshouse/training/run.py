@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,15 +16,20 @@ from glasshouse.errors import ConfigError
 from glasshouse.hub.run_checkpoints import RUN, is_run
 from glasshouse.layers.lora import LoRA
 from glasshouse.objectives.choice import ObjectiveChoice
-from glasshouse.training.differences import describe_differences
+from glasshouse.training.distributed.processes import Parallel
 from glasshouse.training.optimizer import AdamW, Optimizer
-from glasshouse.training.processes import Parallel
 from glasshouse.training.schedule import Cosine, Schedule
 
 RECIPES = Path(__file__).parent / "recipes"
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
-PROBE_NAMES = ("entropy", "induction", "previous_token", "resid_norms", "logit_lens")  # in training/checkpoint_log.py
+PROBE_NAMES = (
+    "entropy",
+    "induction",
+    "previous_token",
+    "resid_norms",
+    "logit_lens",
+)  # in training/logging/checkpoint_log.py
 
 
 @dataclass(frozen=True)
@@ -328,3 +333,31 @@ def _named(recipe: str, table: JsonDict, given: JsonDict) -> tuple[JsonDict, str
     fixed = itertools.takewhile(lambda part: not {*"*?["} & {*part}, Path(chosen.path[0]).parts)
     data = Path(*fixed).resolve()
     return given, (data.name if data.is_dir() else data.name.strip(".").partition(".")[0]) or recipe
+
+
+# Settings that may change on resume: none changes the result of a step; train.patience only when the run stops.
+CHANGEABLE_ON_RESUME = {
+    *("train.out", "train.keep_checkpoints", "train.save_every", "train.eval_every", "train.eval_samples"),
+    *("train.patience", "train.probes", "train.sample_prompts", "train.keep_snapshots", "train.parallel.kind"),
+    *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.wandb"),
+    "train.parallel.tensor",
+}
+
+
+def describe_differences(before: JsonDict, after: JsonDict) -> list[str]:
+    """Describe the settings that differ between two nested tables and that may not change on resume."""
+    old, new = dict(_flat(before)), dict(_flat(after))
+    keys = [key for key in {**old, **new} if key not in CHANGEABLE_ON_RESUME and old.get(key) != new.get(key)]
+    return [f"{key} was {_shown(old.get(key))} and is {_shown(new.get(key))}" for key in keys]
+
+
+def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
+
+
+def _shown(value: object) -> str:
+    return "not given" if value is None else repr(value)

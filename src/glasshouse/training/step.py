@@ -1,7 +1,11 @@
-"""One training step: forward and backward with gradient accumulation, clipping and the update; EMA of the weights."""
+"""One training step: forward and backward with gradient accumulation, clipping and the update.
+
+In mixed precision, with a model that is sharded over processes, and with an EMA of the weights.
+"""
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -14,10 +18,12 @@ from torch import Tensor, nn
 from glasshouse.data import Batch
 from glasshouse.device import is_out_of_memory
 from glasshouse.errors import InputError
-from glasshouse.objectives.loss import LossFn, autocast, compute_loss
-from glasshouse.training.mixed_precision import LowPrecisionCopy
+from glasshouse.layers.linear.float8 import convert_to_float8
+from glasshouse.models.heads import DeferredHead, LMHead
+from glasshouse.models.stack import Stack
+from glasshouse.objectives.loss.cross_entropy import LossFn, autocast, compute_loss
+from glasshouse.training.distributed.fsdp import clip_grad_norm_, copy_whole_
 from glasshouse.training.optimizer import skips_nonfinite
-from glasshouse.training.parallel import copy_whole_
 
 LONGEST = 200  # characters of the compiler's message, which can be very long
 
@@ -288,3 +294,121 @@ class EMA:
     def _copy_to_model(self, weights: dict[str, Tensor]) -> None:
         for name, weight in self.model.named_parameters():
             weight.copy_(weights[name])
+
+
+class LowPrecisionCopy:
+    """A copy of a model in low precision, for the forward and the backward pass.
+
+    The weights are cast once per step, and not in every forward pass as by autocast, and activations are in low
+    precision from the embedding on. Gradients are summed over micro-batches in the precision of the master weights.
+    With `float8`, linear layers multiply in fp8.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> low = LowPrecisionCopy(model, torch.bfloat16)
+    >>> low.model(torch.tensor([[1, 2, 3]])).sum().backward()
+    >>> low.add_gradients()
+    >>> model.head.weight.grad.dtype
+    torch.float32
+    """
+
+    def __init__(
+        self, master: nn.Module, dtype: torch.dtype, *, defer_logits: bool = False, float8: bool = False
+    ) -> None:
+        self.model = copy.deepcopy(master).to(dtype).train()
+        if float8:
+            convert_to_float8(self.model)
+        self._master: list[Tensor] = [weight for weight in master.parameters() if weight.requires_grad]
+        self._low: list[Tensor] = [weight for weight in self.model.parameters() if weight.requires_grad]
+        head = getattr(self.model, "head", None)
+        if defer_logits and isinstance(head, LMHead):
+            self.model.head = DeferredHead(head)
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """Copy the master weights, after they have changed."""
+        torch._foreach_copy_(self._low, self._master)
+
+    @torch.no_grad()
+    def add_gradients(self) -> None:
+        """Move the gradients of one backward pass to the master weights, added to those that are there."""
+        sums, terms = list[Tensor](), list[Tensor]()
+        first, copies = list[Tensor](), list[Tensor]()
+        for master, low in zip(self._master, self._low, strict=True):
+            if low.grad is None:
+                continue
+            if master.grad is None:
+                master.grad = torch.empty_like(master)
+                first.append(master.grad)
+                copies.append(low.grad)
+            else:
+                sums.append(master.grad)
+                terms.append(low.grad)
+            low.grad = None
+        if first:
+            torch._foreach_copy_(first, copies)
+        if sums:
+            torch._foreach_add_(sums, terms)
+
+
+class ShardedTrainStep(TrainStep):
+    """Updates a sharded model; every process calls it with its share of the batch.
+
+    Gradients are communicated once per step, after the last micro-batch. bfloat16 needs no copy of the model: shards
+    are cast as they are gathered. Blocks are compiled one by one, as what gathers them is not compiled.
+    """
+
+    def _low_precision_copy(self, defer_logits: bool, float8: bool) -> LowPrecisionCopy | None:
+        self._defer_logits = defer_logits and self.precision == torch.bfloat16
+        self._eager: dict[nn.Module, Any] = {}  # the forward functions of compiled blocks
+        return None
+
+    def compile(self) -> None:
+        """Compile every block; a step that fails to compile is repeated in eager mode, as are all later ones."""
+        for stack in self.model.modules():
+            if isinstance(stack, Stack):
+                for block in stack.blocks:
+                    self._eager[block] = block.forward
+                    block.forward = torch.compile(block.forward)
+
+    def uncompile(self) -> None:
+        """Return to eager mode."""
+        for block, forward in self._eager.items():
+            block.forward = forward
+        self._eager.clear()
+
+    @property
+    def compiled(self) -> bool:
+        """Whether the blocks are compiled."""
+        return bool(self._eager)
+
+    @contextmanager
+    def eager(self) -> Iterator[None]:
+        """Run the blocks in eager mode while the context is open."""
+        compiled = {block: block.forward for block in self._eager}
+        for block, forward in self._eager.items():
+            block.forward = forward
+        yield
+        for block, forward in compiled.items():
+            block.forward = forward
+
+    def _forward_context(self, *, is_last: bool) -> AbstractContextManager[object]:
+        model: Any = self.model
+        model.set_requires_gradient_sync(is_last)
+        return _deferred_logits(model.head, self._defer_logits)
+
+    def _clip_gradients(self, max_norm: float) -> Tensor:
+        return clip_grad_norm_(self._weights, max_norm)
+
+
+@contextmanager
+def _deferred_logits(head: nn.Module, defer: bool) -> Iterator[None]:
+    """Let the head leave its last matmul to the loss, while the context is open; modules and names do not change."""
+    if not (defer and isinstance(head, LMHead)) or "forward" in vars(head):  # split: the loss is on its shards
+        yield
+        return
+    head.forward = lambda x, layout, table: head.unprojected(x, table)  # type: ignore[method-assign,assignment,return-value]
+    try:
+        yield
+    finally:
+        del head.forward

@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from glasshouse.hub.family import KeyMapping
-from glasshouse.hub.llama import LLAMA
+from glasshouse.hub.families.family import KeyMapping
+from glasshouse.hub.families.llama import LLAMA
 
 GATED_LLAMA = replace(
     LLAMA,

@@ -13,7 +13,7 @@ from glasshouse.data import Batch
 from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
-from glasshouse.layers.linear import Linear
+from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.step import LinearStep, Step
 from glasshouse.layers.sublayer import VECTORS, LayerSite, TokenView
 from glasshouse.objectives import CausalLM, cross_entropy

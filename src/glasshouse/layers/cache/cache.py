@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
+from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.source import SourceCache
 from glasshouse.layers.cache.storage import Contiguous, KVShape, LayerGroups, RingBuffer, write_slots
 from glasshouse.layers.cache.view import CacheView, check_one_document, check_slots, find_slots
-from glasshouse.layers.layout import Layout
 
 
 class Cache(CacheView):

@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.cache import Cache
 from glasshouse.layers.cache.storage import RingBuffer, write_slots
 from glasshouse.layers.cache.view import CacheView, check_one_document, check_slots, find_slots
-from glasshouse.layers.layout import Layout
 
 
 class _TokenRows(CacheView):

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
+from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.storage import KVShape, LayerGroups, copy_row
-from glasshouse.layers.layout import Layout
 
 
 class SourceCache:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from glasshouse.layers.layout import Layout
+from glasshouse.layers.attend.layout import Layout
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
+from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.source import SourceCache
-from glasshouse.layers.layout import Layout
 
 
 class CacheView(ABC):

@@ -1,6 +1,6 @@
 """Plans of training runs and of serving: memory, time, communication and cost, from arithmetic alone."""
 
-from glasshouse.training.parallel_layout import Layout, choose_layout
+from glasshouse.training.distributed.layout import Layout, choose_layout
 from glasshouse.training.plan.hardware import GPUS, Gpu, find_gpu
 from glasshouse.training.plan.memory import MemoryModel, StepMemory, activation_bytes
 from glasshouse.training.plan.serving import ServingPlan, load_meta_decoder, plan_serving

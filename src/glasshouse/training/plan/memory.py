@@ -18,9 +18,9 @@ from glasshouse.layers.sublayer import Sublayer
 from glasshouse.models import Model
 from glasshouse.models.heads import LMHead
 from glasshouse.models.stack import Stack
-from glasshouse.objectives.linear_cross_entropy import ALIGNED, CHUNK_LOGITS
+from glasshouse.objectives.loss.linear import ALIGNED, CHUNK_LOGITS
+from glasshouse.training.distributed.layout import SINGLE, Layout
 from glasshouse.training.optimizer import STACKED, Muon, Optimizer, block_matrices
-from glasshouse.training.parallel_layout import SINGLE, Layout
 
 FULL = 4  # bytes of a float32: master weights, their gradients and the optimizer's state
 STATISTICS = 8  # bytes per token that a norm stores: mean and deviation

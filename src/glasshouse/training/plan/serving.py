@@ -10,10 +10,10 @@ import torch
 from glasshouse import hub, spec
 from glasshouse.config import require
 from glasshouse.errors import InputError
-from glasshouse.generation.capacity import cache_bytes
-from glasshouse.generation.inference_model import Weights, weight_copy_bytes
+from glasshouse.generation.engine.capacity import cache_bytes
+from glasshouse.generation.engine.inference_model import Weights, weight_copy_bytes
 from glasshouse.models import Decoder, build
-from glasshouse.models.length import check_length
+from glasshouse.models.checks import check_length
 from glasshouse.training.plan.hardware import Gpu
 
 # Of decode steps of llama-1b on an H200 (docs/performance.md): the bandwidth that reading weights and cache reaches,

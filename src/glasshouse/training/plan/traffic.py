@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from glasshouse.training.parallel_layout import Layout
+from glasshouse.training.distributed.layout import Layout
 from glasshouse.training.plan.hardware import Gpu
 
 

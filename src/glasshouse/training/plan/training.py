@@ -12,13 +12,13 @@ from glasshouse.errors import InputError
 from glasshouse.models import Model
 from glasshouse.objectives import Objective
 from glasshouse.spec import Seq2SeqSpec
-from glasshouse.training.model_setup import make_meta_model
-from glasshouse.training.parallel_layout import Layout, choose_layout
+from glasshouse.training.distributed.layout import Layout, choose_layout
 from glasshouse.training.plan.hardware import Gpu
 from glasshouse.training.plan.memory import MemoryModel, StepMemory
 from glasshouse.training.plan.speed import TokenFlops, compute_seconds, token_flops
 from glasshouse.training.plan.traffic import Traffic, step_traffic
 from glasshouse.training.run import Run, Train
+from glasshouse.training.setup.model import make_meta_model
 
 USABLE = 0.88  # of a GPU's memory; the CUDA context and the allocator's gaps take the rest
 

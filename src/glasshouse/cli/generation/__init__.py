@@ -1,0 +1,1 @@
+"""`glasshouse generate`: one streamed completion, prompts from stdin, or a chat session."""

@@ -1,0 +1,1 @@
+"""`glasshouse tokenizer`: train, use and inspect tokenizers."""

@@ -1,0 +1,1 @@
+"""Constrained decoding: JSON, schemas, regular expressions and grammars."""

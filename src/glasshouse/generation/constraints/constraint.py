@@ -1,0 +1,58 @@
+"""Constrained decoding: a request may limit, token by token, which tokens can come next."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING, Protocol
+
+from glasshouse.errors import InputError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from glasshouse.generation.engine.slots import SequenceState
+    from glasshouse.generation.sampling.sampling_slots import SamplingSlots
+
+
+TOO_COMPLEX = "the constraint takes too much work after this output"  # how such an error begins
+
+
+class ConstraintState(Protocol):
+    """Where one sequence is in what its constraint allows."""
+
+    complete: bool  # nothing but an end token may follow
+
+    def allowed(self) -> Tensor:
+        """Return which tokens may come next, as bool [V] on the CPU; raise InputError where that takes too much."""
+
+    def accept(self, token: int) -> bool:
+        """Advance by a token; return False if it was not allowed; raise InputError where that takes too much."""
+
+
+class Constraint(Protocol):
+    """What the output of a request may be, such as a `Grammar`; it has no state, so that requests can share it."""
+
+    def start(self, vocab_size: int, end_ids: Collection[int]) -> ConstraintState:
+        """Return the state before the first token; `end_ids` end the output, where that may end."""
+
+
+def start_constraint(
+    constraint: Constraint | None, vocab_size: int, end_ids: Collection[int]
+) -> ConstraintState | None:
+    """Return the state of a new request; None if it has no constraint."""
+    return None if constraint is None else constraint.start(vocab_size, end_ids)
+
+
+def write_masks(seqs: Sequence[SequenceState], slots: SamplingSlots) -> None:
+    """Before a step, write what each constrained sequence may sample; one whose mask takes too much fails."""
+    rows, masks = [], []
+    for seq in seqs:
+        state = seq.request.constraint
+        if state is not None and not seq.request.done:
+            try:
+                masks.append(state.allowed())
+                rows.append(seq.slot)
+            except InputError as error:
+                seq.request.fail(str(error))
+    if rows:
+        slots.set_allowed(rows, masks)

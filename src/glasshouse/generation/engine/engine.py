@@ -1,0 +1,350 @@
+"""The generation engine: all requests share one batch (continuous batching)."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Literal
+
+import torch
+
+from glasshouse.errors import InputError, check_count
+from glasshouse.generation.beam.driver import BeamDriver, make_beam_search
+from glasshouse.generation.constraints.constraint import start_constraint
+from glasshouse.generation.engine.capacity import check_beams, check_memory, choose_prefill_chunk
+from glasshouse.generation.engine.inference_model import Weights, check_weights, weight_copy_bytes
+from glasshouse.generation.engine.model_runner import ModelRunner
+from glasshouse.generation.engine.output_processor import OutputProcessor
+from glasshouse.generation.engine.scheduler import Scheduler
+from glasshouse.generation.engine.slots import Slots
+from glasshouse.generation.recording import RequestRecording, recorded_sites
+from glasshouse.generation.request import Request
+from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.speculation import Speculator
+from glasshouse.generation.steering import check_vectors, steered_namespace
+from glasshouse.generation.validation import (
+    check_allowed,
+    check_engine_options,
+    check_model,
+    check_option_names,
+    check_speculator,
+    choose_compile,
+    split_source,
+)
+from glasshouse.inspection.steering import SteeringVector
+from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
+from glasshouse.models.checks import check_length
+from glasshouse.models.generation_config import read_token_rules
+from glasshouse.models.prompt import Prompt, encode_prompt
+from glasshouse.text import Tokenizer
+
+
+class Engine:
+    """Generate for many requests at once, each as if it were alone.
+
+    Memory for `slots` sequences of `max_len` tokens is allocated when the engine is made, never more. At each step
+    waiting requests take free slots, at most `prefill_chunk` tokens of their prompts are prefilled (default: 256, on
+    CUDA 4,096), several prompts in one pass, and every request with a complete prompt decodes one token. The model
+    must not change while an engine uses it: the engine has a copy of its weights in a faster memory layout, unless
+    `weights` is "own" (no copy), "int8" (quantized; on CUDA for one slot) or "int4" (on the CPU). `record` names
+    sites, as for `gh.record`: the activations are in the `recording` of each completion, as at `gh.generate`.
+    `steering` has steering vectors by name, which a request's `steer` scales and adds at all of its positions.
+
+    `compile` is True, False, or "auto": on CUDA, unless sites are recorded, edited, or a speculator drafts. The first
+    step then compiles, half a minute to a minute the first time on a machine and some seconds later, from torch's
+    caches on disk; `warm_up` does it before there are requests. With False an engine on CUDA starts at once and
+    decodes at two thirds of the speed. `gh.generate` and `gh.stream` never compile.
+
+    With `batch_invariant` the log-probabilities of a request are the same to the last bit whatever its neighbours:
+    every step runs all slots at their full length, each prompt is prefilled in passes of its own, and no prefix is
+    shared. Without it a neighbour can change the order of a sum, and so a token where two are equally likely.
+
+    Threads may share an engine. `submit` and `cancel` return at once, from any thread and also during a step: they
+    do nothing on the device. Any thread may call `step`, `run` or `stream`; one thread steps at a time, and in the
+    others a call of `step` waits until that step is over. A server gives one thread `run_forever`, submits from
+    others, waits with `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the requests
+    that have slots end with finish_reason "error", and the engine remains usable.
+
+    >>> import glasshouse as gh
+    >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
+    >>> requests = [engine.submit([1, 2, 3], max_new_tokens=n) for n in (4, 5, 6)]
+    >>> engine.run()
+    >>> [len(request.ids) for request in requests]
+    [4, 5, 6]
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        tok: Tokenizer | None = None,
+        *,
+        slots: int = 8,
+        max_len: int | None = None,
+        source_len: int | None = None,
+        prefill_chunk: int | None = None,
+        speculator: Speculator | None = None,
+        weights: Weights = "copy",
+        compile: bool | Literal["auto"] = "auto",  # noqa: A002 (torch's word)
+        batch_invariant: bool = False,
+        record: str | Sequence[str] = (),
+        steering: Mapping[str, SteeringVector] | None = None,
+    ) -> None:
+        model = check_model(model)
+        check_vectors(model, steering or {})
+        if tok is not None:
+            check_tokenizer(model, tok)
+        sites = recorded_sites(model, record)
+        check_speculator(speculator is not None, recorded=bool(sites), batch_invariant=batch_invariant)
+        self.tok, self.spec, self.steering = tok, model.spec, dict(steering or {})
+        self._sites, self._rules = sites, read_token_rules(model)
+        self.max_len = check_length(model.spec, max_len)
+        self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
+        self.prefill_chunk = check_count(
+            "prefill_chunk", choose_prefill_chunk(model) if prefill_chunk is None else prefill_chunk
+        )
+        check_count("slots", slots)
+        check_weights(weights)
+        check_memory(model, slots, self.max_len, self.source_len, weight_copy_bytes(model, weights))
+        chunk = max(min(self.prefill_chunk, self.max_len), 1 if speculator is None else speculator.n_draft_tokens + 1)
+        # To record, a key's index in the cache must be its position, so sliding-window layers use no ring buffers.
+        self._runner = ModelRunner(
+            model,
+            slots=slots,
+            max_len=self.max_len,
+            source_len=self.source_len,
+            chunk=self.max_len if sites else chunk,
+            weights=weights,
+            compile=choose_compile(compile, model, recorded=bool(sites), drafts=speculator is not None),
+            batch_invariant=batch_invariant,
+            speculator=speculator,
+            vectors=self.steering,
+            sites=sites,
+        )
+        self.speculation = self._runner.speculation  # how far drafts were accepted so far
+        self.slots = Slots(
+            slots,
+            prefix_caching=isinstance(model, Decoder) and not sites and not batch_invariant,
+            max_rollback=self._runner.cache.max_rollback,
+        )
+        self._scheduler = Scheduler(
+            self.slots, prefill_chunk=self.prefill_chunk, mixed_prefill=self._runner.supports_mixed_prefill
+        )
+        self._outputs = OutputProcessor(self.slots, self._runner, BeamDriver(self._runner, model.spec.vocab_size))
+        # Guards the waiting requests and the fields below; notified of new requests and at the end of a step.
+        self._condition = threading.Condition()
+        self._stepper: int | None = None  # the thread that runs a step and may use the scheduler
+        self._cancelled = False  # whether a cancelled request may still be queued or scheduled
+        self._closed = False
+
+    @property
+    def n_waiting(self) -> int:
+        """How many requests wait for a slot."""
+        return len(self._scheduler.waiting)
+
+    @property
+    def n_bytes(self) -> int:
+        """Size of the KV cache in bytes."""
+        return self._runner.cache.n_bytes
+
+    def submit(
+        self,
+        prompt: Prompt,
+        options: SamplingParams | None = None,
+        *,
+        n_best: int = 1,
+        keep_tree: bool = False,
+        target_prefix: Sequence[int] = (),
+        **settings: object,
+    ) -> Request:
+        """Queue a request: a text or ids, with `SamplingParams` or the settings that make them.
+
+        A beam search returns its `n_best` hypotheses and, with `keep_tree`, every candidate. An encoder-decoder
+        continues a target that starts with `target_prefix`.
+        """
+        if options is not None and settings:
+            raise InputError(f"options and {', '.join(settings)} were both given; put everything into the options.")
+        options = SamplingParams.parse(settings) if options is None else options
+        ids = encode_prompt(prompt, self.tok, self.spec)
+        return self.submit_ids(ids, options, n_best=n_best, keep_tree=keep_tree, target_prefix=target_prefix)
+
+    def submit_ids(
+        self,
+        ids: list[int],
+        options: SamplingParams,
+        *,
+        n_best: int = 1,
+        keep_tree: bool = False,
+        target_prefix: Sequence[int] = (),
+    ) -> Request:
+        """Queue a request for ids that `encode_prompt` has returned: they are not checked again."""
+        request = self.make_request(ids, options, n_best=n_best, keep_tree=keep_tree, target_prefix=target_prefix)
+        self.enqueue(request)
+        return request
+
+    def make_request(
+        self,
+        ids: list[int],
+        options: SamplingParams,
+        *,
+        n_best: int = 1,
+        keep_tree: bool = False,
+        target_prefix: Sequence[int] = (),
+        namespace: str = "",
+    ) -> Request:
+        """Return a request that `enqueue` takes; raise where its parameters do not fit this engine.
+
+        Only requests of one `namespace` share cached prefixes, so that none can tell by the time what others asked.
+        """
+        check_option_names(options, self.tok, self.spec.vocab_size, self.steering)
+        options = options.with_suppressed(self._rules.suppressed)
+        end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
+        check_allowed(options, end_ids, self.spec.vocab_size)
+        drafts = self._runner.speculator is not None
+        check_engine_options(options, n_best, len(self.slots), recorded=bool(self._sites), drafts=drafts)
+        check_beams(self._runner.model, options.beams, self.max_len, self.source_len)
+        prompt, source = split_source(
+            list(ids), self.spec, self._rules, target_prefix, max_len=self.max_len, source_len=self.source_len
+        )
+        request = Request(
+            prompt,
+            options,
+            tok=self.tok,
+            end_ids=end_ids,
+            limit=min(options.max_new_tokens, self.max_len - len(prompt)),
+            source=source,
+            n_best=n_best,
+            keep_tree=keep_tree,
+            recording=RequestRecording(self._sites, len(source)) if self._sites else None,
+            namespace=steered_namespace(namespace, options),
+            constraint=start_constraint(options.constraint, self.spec.vocab_size, end_ids),
+        )
+        if options.beams > 1:
+            search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched
+            if request.limit == 0:
+                request.finish_search(search.results(), search.tree if keep_tree else None)
+        elif request.limit == 0:
+            request.finish("length")
+        return request
+
+    def enqueue(self, request: Request) -> None:
+        """Queue a request of `make_request`."""
+        with self._condition:
+            if self._closed:
+                raise InputError("the engine is closed and takes no more requests; make a new one.")
+            if not request.done:
+                self._scheduler.waiting.append(request)
+                self._condition.notify_all()
+
+    def cancel(self, request: Request) -> None:
+        """End a request now, whether it is waiting, in prefill or decoding; its tokens so far are kept.
+
+        Its slots are free from the next step on.
+        """
+        if request.finish("cancelled"):
+            self._cancelled = True
+
+    def run(self) -> None:
+        """Step until every request is done."""
+        while self.step():
+            pass
+
+    def warm_up(self, options: SamplingParams | None = None) -> None:
+        """Compile and capture the CUDA graphs of decode steps now, so that no request waits for it.
+
+        `options` are those that most requests will have (default: greedy). It does nothing while requests run.
+        """
+        self._exclusively(lambda: None if self.slots.running else self._warm_up(options or SamplingParams()))
+
+    def run_forever(self) -> None:
+        """Warm up, step whenever there is work, and wait while there is none, until another thread calls `close`.
+
+        If a step raises, the engine is closed, so that no thread waits forever, and the error is raised here.
+        """
+        try:
+            self.warm_up()
+            while not self._closed:
+                with self._condition:
+                    self._condition.wait_for(lambda: self._closed or self._has_work())
+                self.step()
+        finally:
+            self.close()
+
+    def close(self) -> None:
+        """Cancel every unfinished request and accept no more; waits for a running step."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._stepper is None)
+            for request in (*self._scheduler.waiting, *self._outputs.requests):
+                request.finish("cancelled")
+            self._scheduler.waiting.clear()
+            self._outputs.clear()
+
+    def stream(self, request: Request) -> Iterator[str]:
+        """Step until a request is done, and yield its text as it is generated, in whole characters.
+
+        A failed request raises its error after the last text.
+        """
+        while not request.done:
+            self.step()
+            if piece := request.take_text():
+                yield piece
+        if piece := request.take_text():
+            yield piece
+        request.raise_on_error()
+
+    def step(self) -> bool:
+        """Schedule requests, prefill a chunk of prompts, and decode one token each; return whether work is left.
+
+        While another thread runs a step, the call waits for its end and returns.
+        """
+        self._exclusively(self._step)
+        return self._has_work()
+
+    def _exclusively(self, work: Callable[[], None]) -> None:
+        """Run work on the device, or wait for the end of the work of another thread."""
+        me = threading.get_ident()
+        try:
+            with self._condition:
+                if self._stepper is not None:
+                    self._condition.wait()
+                elif not self._closed:
+                    self._stepper = me
+            if self._stepper == me:
+                work()
+        except BaseException as error:
+            if self._stepper == me:  # sequences and cache may be inconsistent now
+                for request in self._outputs.requests:
+                    request.fail(f"a step of the engine raised {type(error).__name__}: {error}; submit it again.")
+                self._outputs.clear()
+            raise
+        finally:
+            if self._stepper == me:
+                with self._condition:
+                    self._stepper = None
+                    self._condition.notify_all()
+
+    @torch.inference_mode()
+    def _step(self) -> None:
+        if self._cancelled:
+            self._drop_cancelled()
+        step = self._scheduler.schedule()
+        output = self._runner.run(step)
+        self._outputs.postprocess(step, output)
+
+    @torch.inference_mode()
+    def _warm_up(self, options: SamplingParams) -> None:
+        self._runner.warm_up(options)
+        self._outputs.clear()
+
+    def _has_work(self) -> bool:
+        return bool(self._scheduler.waiting or self.slots.running or self._outputs.pending)
+
+    def _drop_cancelled(self) -> None:
+        """Remove cancelled requests, whether they wait or have a slot."""
+        self._cancelled = False  # first: a request cancelled meanwhile is found by the next step
+        waiting = self._scheduler.waiting
+        with self._condition:
+            for request in [request for request in waiting if request.done]:
+                waiting.remove(request)  # one by one: other threads take an empty queue for the end of all work
+        self._outputs.drop_cancelled()

@@ -1,0 +1,350 @@
+"""Runs the model of an engine over the slots of its KV cache: prefill, decode, draft verification and sampling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from glasshouse.generation.constraints.constraint import write_masks
+from glasshouse.generation.engine.cuda_graphs import Graphs, bucket, copy_to_device
+from glasshouse.generation.engine.inference_model import Weights, compile_decode, make_cache, prepare_for_inference
+from glasshouse.generation.engine.prefill import NewPrompt, Prefill
+from glasshouse.generation.engine.scheduler import MIXED_PREFILL_TOKENS
+from glasshouse.generation.engine.slots import Move, SequenceState
+from glasshouse.generation.engine.step import DecodeOutput, PrefillChunk, SampledTokens, Step, StepOutput
+from glasshouse.generation.recording import RecordedSite, Recorder, RequestRecording
+from glasshouse.generation.sampling.logits_kernels import token_logprobs, top_logprobs
+from glasshouse.generation.sampling.sampler import Sampler
+from glasshouse.generation.sampling.sampling_slots import EMPTY_SLOT, SlotParams
+from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.speculation import Drafts, SpeculationStats, Speculator
+from glasshouse.generation.steering import Steering
+from glasshouse.inspection.steering import SteeringVector
+from glasshouse.layers.cache import CacheView, MixedBatch
+from glasshouse.models import Decoder, Seq2Seq
+
+
+class ModelRunner:
+    """Runs the steps that the scheduler decided, as CUDA graphs on a GPU.
+
+    It owns what a slot has on the device: its row of the cache, its sampling parameters and its next input.
+    """
+
+    def __init__(
+        self,
+        model: Decoder | Seq2Seq,
+        *,
+        slots: int,
+        max_len: int,
+        source_len: int,
+        chunk: int,  # tokens per sequence and call, at most
+        weights: Weights,
+        compile: bool,  # noqa: A002 (torch's word)
+        batch_invariant: bool,
+        speculator: Speculator | None,
+        vectors: Mapping[str, SteeringVector],
+        # Where sites are recorded there are no CUDA graphs, which bypass module hooks, and there is no mixed prefill.
+        sites: Sequence[RecordedSite],
+    ) -> None:
+        self.cache, self.speculator = make_cache(model, slots, max_len, source_len, chunk), speculator
+        cache, device = self.cache, self.cache.lengths.device
+        self.sampler = Sampler(slots, model.spec.vocab_size, device)
+        self.next_input_ids = torch.zeros(slots, 1, dtype=torch.long, device=device)  # the input of the next step
+        self.model = prepare_for_inference(model, weights, slots)
+        self._steering = Steering(self.model, vectors, slots) if isinstance(self.model, Decoder) and vectors else None
+        self._recorder = Recorder(self.model, sites) if sites else None
+        self._compiled = compile_decode(self.model, slots) if compile else None
+        weight = model.token_embedding.table.weight
+        can_mix = isinstance(self.model, Decoder) and self.model.stack.supports_mixed_prefill(weight)
+        self.batch_invariant = batch_invariant
+        self.supports_mixed_prefill = can_mix and not sites and speculator is None and not batch_invariant
+        self._in_use = torch.zeros(slots, dtype=torch.long, device=device)  # 1 for slots that decode
+        self._slot_ids = torch.arange(slots, device=device)
+        # The mixed prefill chunk: ids, slots, positions, and 1 for tokens in use.
+        self._staged = self.next_input_ids.new_zeros(4, MIXED_PREFILL_TOKENS)
+        use_graphs = device.type == "cuda" and not sites
+        self._graphs = (
+            Graphs(lambda: [cache.lengths, self.next_input_ids, *self.sampler.slots.tensors]) if use_graphs else None
+        )
+        self._prefill = Prefill(cache, self._graphs)
+        self.speculation = SpeculationStats()
+        if speculator is not None:
+            speculator.setup(self.model, slots, max_len)
+
+    @property
+    def runs_ahead(self) -> bool:
+        """Whether a GPU runs a step while the host processes the one before: the next step needs no output of it."""
+        return self.next_input_ids.is_cuda and self.speculator is None
+
+    def run(self, step: Step) -> StepOutput | None:
+        """Prefill the chunks of a step and decode; return None where no sequence decodes."""
+        self._prefill_chunks(step.chunks)
+        mixed = [] if step.mixed is None else [step.mixed]
+        for chunk in mixed:
+            self._fill_slot(chunk)
+            self.cache.lengths[chunk.seq.slot] = chunk.start + len(chunk.ids)
+        self._start_decoding([chunk for chunk in (*step.chunks, *mixed) if chunk.is_last])
+        if not step.decoding:
+            return None
+        write_masks(step.decoding, self.sampler.slots)
+        drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
+        output = self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
+        if self.speculator is not None:
+            self.speculation.add(output.sampled.counts, output.written)
+        return output
+
+    def _prefill_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Prefill chunks of prompts, as many as possible in one pass."""
+        batch: list[PrefillChunk] = []
+        for chunk in chunks:
+            if chunk.prefix_slot in {one.seq.slot for one in batch}:  # the prefix to copy is in that batch
+                self._prefill.run(self._forward, batch)
+                batch = []
+            self._fill_slot(chunk)
+            if chunk.ids and self._can_batch(chunk):
+                batch.append(chunk)
+            elif chunk.ids:
+                with self._recording([(chunk.seq, chunk.start)], len(chunk.ids)):
+                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start)
+        self._prefill.run(self._forward, batch)
+
+    def _can_batch(self, chunk: PrefillChunk) -> bool:
+        """Whether a chunk may share a pass with others."""
+        if self._recorder is not None or self.batch_invariant:
+            return False
+        if chunk.start == 0:
+            # On a GPU sliding windows run in FlexAttention, which would be compiled for the shapes of batches.
+            return isinstance(self.model, Decoder) and (self._graphs is None or self.model.stack.windows == [0])
+        return self.supports_mixed_prefill and len(chunk.ids) <= MIXED_PREFILL_TOKENS
+
+    def _fill_slot(self, chunk: PrefillChunk) -> None:
+        """Before the first chunk of a prompt, copy its cached prefix into the slot and encode its source."""
+        slot, source = chunk.seq.slot, chunk.seq.request.source
+        if chunk.prefix_slot is None:
+            return
+        self._save(chunk.saved)
+        if self._steering is not None:
+            self._steering.set(slot, chunk.seq.request.options.steer)
+        if chunk.prefix_slot == slot:
+            self.cache.lengths[slot] = chunk.start
+        else:
+            self.cache.copy_row(chunk.prefix_slot, slot, 0, chunk.start)
+        if source:
+            with self._recording([(chunk.seq, chunk.start)], len(source)):
+                self.encode_source(source, slot)
+
+    def _start_decoding(self, chunks: Sequence[PrefillChunk]) -> None:
+        """After the last chunks of prompts, set up their slots for decoding; a beam search has one slot per beam."""
+        rows, inputs = [], []
+        for chunk in chunks:
+            seq, request = chunk.seq, chunk.seq.request
+            options = EMPTY_SLOT if chunk.forks else request.options
+            for fork in chunk.forks:
+                self.cache.copy_row(seq.slot, fork.slot, 0, seq.n_cached)
+                if self._steering is not None:
+                    self._steering.copy(seq.slot, fork.slot)
+            for one in (seq, *chunk.forks):
+                rows.append(SlotParams(one.slot, options, request.prompt, sorted(request.end_ids)))
+                inputs.append((one.slot, request.prompt[-1]))
+        if rows:
+            self.sampler.slots.set_many(rows)
+            slots, ids = copy_to_device(inputs, self.next_input_ids.device).T
+            self.set_next_inputs(slots, ids)
+
+    def _decode_step(self, step: Step) -> StepOutput:
+        """Decode one token per sequence, and prefill the mixed chunk."""
+        seqs = step.decoding
+        with self._recording([(seq, seq.n_cached) for seq in seqs], 1):
+            output = self.decode(len(seqs), *_lengths(seqs, 1), step.mixed)
+        ones = [1] * len(seqs)
+        k = max(seq.request.options.top_logprobs for seq in seqs)
+        top = top_logprobs(output.logits, k) if k else None  # before the next step overwrites the logits
+        tokens, logprobs = output.tokens[:, None], output.logprobs[:, None]
+        sampled = SampledTokens.start_copy(tokens, logprobs, ones, top, output.candidates)
+        return StepOutput(sampled, output.logits, written=ones)
+
+    def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:
+        """Sample the accepted draft tokens of each sequence, and the token after them."""
+        n, k = drafts.tokens.shape
+        logits = self.verify_drafts(drafts.tokens, drafts.counts, *_lengths(seqs, k + 1))
+        tokens, counts = self.sampler.verify(logits, drafts.tokens, drafts.counts, drafts.probabilities)
+        logprobs = token_logprobs(logits.flatten(0, 1), tokens.flatten()).view(n, k + 1)
+        kept = counts.tolist()
+        sampled = SampledTokens.start_copy(tokens, logprobs, kept)
+        lengths = [seq.n_cached + count for seq, count in zip(seqs, kept, strict=True)]
+        self.cache.lengths[:n] = torch.tensor(lengths, device=logits.device)
+        self.next_input_ids[:n] = tokens.gather(1, counts[:, None] - 1)
+        return StepOutput(sampled, logits[:, 0], written=[count + 1 for count in drafts.counts.tolist()])
+
+    def _recording(self, seqs: Sequence[tuple[SequenceState, int]], count: int) -> AbstractContextManager[None]:
+        """Record the forward pass inside the block, with `count` new tokens per sequence from a position on."""
+        if self._recorder is None:
+            return nullcontext()
+        return self._recorder.recording([(_recording_of(seq), start) for seq, start in seqs], count)
+
+    def set_next_inputs(self, slots: Tensor, tokens: Tensor) -> None:
+        """Set the input of the next step of these slots."""
+        self.next_input_ids[slots, 0] = tokens
+
+    def copy_cache(self, source: int, target: int, start: int, stop: int) -> None:
+        """Copy the cache of a slot up to position `stop` to one that has the same tokens up to `start`."""
+        self.cache.copy_row(source, target, start, stop)
+
+    def clear_cache(self, slot: int, start: int) -> None:
+        """Overwrite the cache of a slot from position `start` on.
+
+        A masked key has weight 0, but 0 times NaN is NaN: a NaN left in the cache would reach the next request there.
+        """
+        self.cache.clear_row(slot, start)
+
+    def _save(self, move: Move | None) -> None:
+        """Copy what a slot has cached to a free one, which stays free."""
+        if move is not None:
+            self.cache.copy_row(move.source, move.target, 0, move.n_cached)
+            self.cache.lengths[move.target] = 0
+
+    def release_slot(self, slot: int, saved: Move | None, moves: Sequence[Move]) -> None:
+        """Release a slot, save what it has cached, and move the sequences that close the gap."""
+        self._save(saved)
+        self.sampler.slots.clear(slot)
+        for source, target, n_cached in moves:
+            self.cache.copy_row(source, target, 0, n_cached)
+            self.sampler.slots.move(source, target)
+            self.next_input_ids[target] = self.next_input_ids[source]
+            if self._steering is not None:
+                self._steering.copy(source, target)
+            if self.speculator is not None:
+                self.speculator.move(source, target)
+            slot = source
+        self.cache.lengths[slot] = 0
+
+    def warm_up(self, options: SamplingParams) -> None:
+        """Compile and capture decode steps for sampling with `options`; all slots must be free."""
+        count = len(self.next_input_ids)
+        self.sampler.slots.set_many([SlotParams(slot, options, [], []) for slot in range(count)])
+        if self._graphs is None:
+            if self._compiled is not None:
+                self.decode(count, 1, 1)
+            return
+        self._in_use.zero_()
+        self._staged.zero_()
+        for width in sorted({self._width(n) for n in range(1, count + 1)}, reverse=True):  # the largest needs most
+            self._run_decode("decode", width)
+            if self.supports_mixed_prefill:
+                self._run_decode("mixed", width)
+
+    def release_all(self) -> None:
+        """Release every slot."""
+        for slot in range(len(self.next_input_ids)):
+            self.sampler.slots.clear(slot)
+        self.cache.lengths.zero_()
+
+    def encode_source(self, source: list[int], slot: int) -> None:
+        """Run the encoder and store the cross-attention keys and values of a slot."""
+        assert isinstance(self.model, Seq2Seq)
+        self.model.encode_source(self._row(source), self.cache.narrow(slice(slot, slot + 1)))
+
+    def prefill(self, ids: list[int], slot: int, start: int) -> None:
+        """Write the keys and values of prompt tokens at positions from `start` on to a slot, in a pass of its own."""
+        if start > 0 or isinstance(self.model, Seq2Seq):  # they attend to cached tokens, or to a source
+            view = self.cache.narrow(slice(slot, slot + 1), start + len(ids))
+            self._forward(self._row(ids), view, logits_to_keep=self._in_use[:0])
+        else:
+            self._prefill.run_alone(self._forward, NewPrompt(slot, ids))
+
+    def decode(self, n: int, longest: int, source_len: int, mixed: PrefillChunk | None = None) -> DecodeOutput:
+        """Run one decode step for the first n slots, together with a chunk of a prompt if one is given.
+
+        With the new tokens, no sequence is longer than `longest`, and no source than `source_len`.
+        """
+        if mixed is None and self._graphs is None and not self.batch_invariant:
+            view = self.cache.narrow(slice(0, n), longest, source_len)
+            return self._sample(self._forward(self.next_input_ids[:n], view, step=True)[:, 0])
+        width = self._width(n)
+        self._in_use[:n], self._in_use[n:] = 1, 0
+        if mixed is not None:
+            self._stage(mixed)
+        return DecodeOutput(*(one[:n] for one in self._run_decode("decode" if mixed is None else "mixed", width)))
+
+    def _run_decode(self, name: Literal["decode", "mixed"], width: int) -> tuple[Tensor, ...]:
+        work = self._decode_batch if name == "decode" else self._decode_mixed
+        return self._run((name, width, self.sampler.slots.metadata(width)), lambda: work(width))
+
+    def _width(self, n: int) -> int:
+        """Return the number of slots that a step runs for the first n of them."""
+        slots = len(self.next_input_ids)
+        return slots if self._compiled is not None or self.batch_invariant else min(bucket(n), slots)
+
+    def _decode_batch(self, width: int) -> DecodeOutput:
+        view, in_use = self.cache.narrow(slice(0, width)), self._in_use[:width]
+        return self._sample(self._forward(self.next_input_ids[:width], view, lengths=in_use, step=True)[:, 0])
+
+    def _decode_mixed(self, width: int) -> DecodeOutput:
+        """Run the decode tokens of all slots and the prefill tokens as one packed sequence."""
+        ids, slots, positions, in_use = self._staged
+        view = MixedBatch(
+            self.cache, torch.cat([self._slot_ids[:width], slots]), torch.cat([self.cache.lengths[:width], positions])
+        )
+        real = torch.cat([self._in_use[:width], in_use]) > 0
+        ids = torch.cat([self.next_input_ids[:width, 0], ids])[None]
+        return self._sample(
+            self._forward(ids, view, mask=real[None], logits_to_keep=self._slot_ids[:width], step=True)[0]
+        )
+
+    def _stage(self, chunk: PrefillChunk) -> None:
+        """Copy a prefill chunk into the tensors that CUDA graphs read."""
+        n = len(chunk.ids)
+        padding = [0] * (MIXED_PREFILL_TOKENS - n)
+        positions = range(chunk.start, chunk.start + n)
+        rows = [chunk.ids + padding, [chunk.seq.slot] * n + padding, [*positions, *padding], [1] * n + padding]
+        self._staged.copy_(copy_to_device(rows, self._staged.device))
+
+    def _sample(self, logits: Tensor) -> DecodeOutput:
+        """Sample the next tokens from logits [n, V] and make them the next step's input."""
+        tokens, candidates = self.sampler.sample_with_candidates(logits)
+        if self.sampler.slots.metadata(len(logits)).idle:  # beam search chooses its own tokens
+            return DecodeOutput(logits, tokens, torch.zeros_like(tokens, dtype=logits.dtype), candidates)
+        self.next_input_ids[: len(tokens), 0] = tokens
+        own = candidates[:, 0, 2] if candidates.shape[1] else token_logprobs(logits, tokens)
+        return DecodeOutput(logits, tokens, own, candidates)
+
+    def verify_drafts(self, drafts: Tensor, counts: Tensor, longest: int, source_len: int) -> Tensor:
+        """Return the logits [n, k + 1, V] of the first n slots, before their first draft [n, k] and after each."""
+        ids = torch.cat([self.next_input_ids[: len(drafts)], drafts], 1)
+        view = self.cache.narrow(slice(0, len(drafts)), longest, source_len)
+        return self._forward(ids, view, lengths=counts + 1)
+
+    def _row(self, ids: list[int]) -> Tensor:
+        return copy_to_device([ids], self.next_input_ids.device)
+
+    def _run(self, key: Hashable, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
+        return work() if self._graphs is None else self._graphs.run(key, work)
+
+    def _forward(
+        self,
+        ids: Tensor,
+        cache: CacheView,
+        *,
+        lengths: Tensor | None = None,
+        mask: Tensor | None = None,
+        logits_to_keep: Tensor | None = None,
+        step: bool = False,  # prompts have too many lengths to compile for
+    ) -> Tensor:
+        run: Callable[..., Tensor] = self._compiled if step and self._compiled is not None else self.model
+        if isinstance(self.model, Seq2Seq):
+            return run(None, ids, target_lengths=lengths, cache=cache, logits_to_keep=logits_to_keep)
+        return run(ids, lengths=lengths, mask=mask, cache=cache, logits_to_keep=logits_to_keep)
+
+
+def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:
+    """Return the length of the longest sequence with `new` more tokens, and of the longest source."""
+    return max(seq.n_cached for seq in seqs) + new, max(len(seq.request.source) for seq in seqs)
+
+
+def _recording_of(seq: SequenceState) -> RequestRecording:
+    assert seq.request.recording is not None
+    return seq.request.recording

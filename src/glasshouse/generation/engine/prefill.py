@@ -1,0 +1,109 @@
+"""Prefill: several prompts in one forward pass, where that is faster than one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from glasshouse.generation.engine.cuda_graphs import Graphs, bucket, copy_to_device
+from glasshouse.generation.engine.step import PrefillChunk
+from glasshouse.layers.cache import Cache, MixedBatch, PackedPrefill
+
+# Tokens that take as long as loading the weights, which every pass does: so many may be padding to save a pass.
+PASS_TOKENS, PASS_TOKENS_CUDA = 16, 256
+MIN_BATCH_CUDA = 6  # fewer prompts start sooner as a CUDA graph each: a batch has too many shapes for graphs
+
+Forward = Callable[..., Tensor]  # that of the model runner
+
+
+class NewPrompt(NamedTuple):
+    """The first tokens of a prompt, and the slot that they go to."""
+
+    slot: int
+    ids: list[int]
+
+
+class Prefill:
+    """Writes the keys and values of prompts to their slots."""
+
+    def __init__(self, cache: Cache, graphs: Graphs | None) -> None:
+        self._cache, self._graphs = cache, graphs
+        self._no_logits = cache.lengths[:0]
+        self._graph_inputs: dict[int, tuple[Tensor, Tensor]] = {}  # by width
+
+    def run(self, forward: Forward, chunks: Sequence[PrefillChunk]) -> None:
+        """Prefill chunks in few passes: new prompts of similar lengths in one, chunks that continue one in another.
+
+        The latter need a model that supports mixed prefill.
+        """
+        self._run_new(forward, [NewPrompt(chunk.seq.slot, chunk.ids) for chunk in chunks if chunk.start == 0])
+        if continued := [chunk for chunk in chunks if chunk.start > 0]:
+            tokens = [
+                (token, chunk.seq.slot, position)
+                for chunk in continued
+                for position, token in enumerate(chunk.ids, chunk.start)
+            ]
+            ids, slots, positions = copy_to_device(tokens, self._cache.lengths.device).T.contiguous()
+            forward(ids[None], MixedBatch(self._cache, slots, positions), logits_to_keep=self._no_logits)
+
+    def _run_new(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
+        padding = PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS
+        for group in group_by_length(prompts, padding):
+            if self._graphs is not None and len(group) < MIN_BATCH_CUDA:
+                for prompt in group:
+                    self.run_alone(forward, prompt)
+            else:
+                self._run_batch(forward, group)
+
+    def run_alone(self, forward: Forward, prompt: NewPrompt) -> None:
+        """Prefill one prompt."""
+        if self._graphs is None:
+            self._run_batch(forward, [prompt])
+        else:
+            self._run_graph(forward, self._graphs, prompt)
+
+    def _run_batch(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
+        width, device = len(prompts[0].ids), self._cache.lengths.device
+        slots = copy_to_device([[prompt.slot] for prompt in prompts], device)
+        ids = copy_to_device([prompt.ids + [0] * (width - len(prompt.ids)) for prompt in prompts], device)
+        lengths = None
+        if any(len(prompt.ids) < width for prompt in prompts):
+            lengths = copy_to_device([len(prompt.ids) for prompt in prompts], device)
+        forward(ids, PackedPrefill(self._cache, slots), lengths=lengths, logits_to_keep=self._no_logits)
+
+    def _run_graph(self, forward: Forward, graphs: Graphs, prompt: NewPrompt) -> None:
+        slot, ids = prompt
+        width = bucket(len(ids))
+        if width not in self._graph_inputs:
+            zeros = self._cache.lengths.new_zeros
+            self._graph_inputs[width] = zeros(2, width), zeros(1)
+        inputs, length = self._graph_inputs[width]
+        inputs.copy_(copy_to_device([ids + [0] * (width - len(ids)), [slot] * width], inputs.device))
+        length.fill_(len(ids))
+        view = PackedPrefill(self._cache, inputs[1:])
+        graphs.run(
+            ("prefill", width),
+            lambda: (forward(inputs[:1], view, lengths=length, logits_to_keep=self._no_logits),),
+        )
+
+
+def group_by_length(prompts: Sequence[NewPrompt], max_padding: int) -> list[list[NewPrompt]]:
+    """Group prompts by length, the longest first in each group, which is padded by at most `max_padding` tokens.
+
+    >>> prompts = [NewPrompt(slot, [0] * length) for slot, length in enumerate((3, 90, 5, 4))]
+    >>> [[prompt.slot for prompt in group] for group in group_by_length(prompts, max_padding=3)]
+    [[1], [2, 3, 0]]
+    """
+    groups: list[list[NewPrompt]] = []
+    left = 0
+    for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
+        padding = len(groups[-1][0].ids) - len(prompt.ids) if groups else 0
+        if groups and padding <= left:
+            groups[-1].append(prompt)
+            left -= padding
+        else:
+            groups.append([prompt])
+            left = max_padding
+    return groups

@@ -1,0 +1,1 @@
+"""Sampling: from logits to tokens, for each slot by its own parameters."""

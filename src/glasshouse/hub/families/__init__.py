@@ -1,0 +1,1 @@
+"""Model families: one file for each, its config.json and tensor names mapped to specs and back."""

@@ -1,0 +1,3 @@
+"""Linear layers: plain, fused, quantized, prepacked."""
+
+from glasshouse.layers.linear.linear import Linear as Linear

@@ -1,5 +1,0 @@
-"""The statements of the lecture notes as cards, each with a live figure."""
-
-from glasshouse.page.notes.view import FIGURES, VIEW
-
-__all__ = ["FIGURES", "VIEW"]

@@ -1,0 +1,1 @@
+"""The views of the page: one module or package for each tab."""

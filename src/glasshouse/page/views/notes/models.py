@@ -1,0 +1,295 @@
+"""Figures of whole models and their training: M1 to M6, M8, M9 and L2."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from glasshouse import spec
+from glasshouse.config import JsonDict
+from glasshouse.inspection import record
+from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.models import count_parameters
+from glasshouse.models.heads import LMHead
+from glasshouse.page.views.next_token import describe_outputs, logits_at
+from glasshouse.page.views.notes.figure import (
+    LIMIT,
+    Control,
+    Figure,
+    Scene,
+    bars,
+    decoder_scene,
+    elsewhere,
+    encoder_of,
+    facts,
+    generator,
+    initialised,
+    largest_difference,
+    lines,
+    matrix,
+    sentence,
+    table,
+    token_labels,
+)
+
+TOP = 8  # tokens
+WEIGHTS = 6  # checked by differences
+PREFIXES = 7  # of a text, each on its own: more would take longer than three forward passes
+
+
+def encoder(scene: Scene) -> list[JsonDict]:
+    """M1."""
+    model, stack, prefix, ids, tok, why = encoder_of(scene)
+    layer, head = min(scene.layer, len(stack.blocks) - 1), min(scene.head, model.spec.n_heads - 1)
+    name = f"{prefix}pattern.{layer}"
+    with eval_mode(model), record(model, name, stop=True) as seen:
+        model(*([ids] if not prefix else [ids, ids[:, :1]]))
+    weights = seen[name][0, head, :LIMIT, :LIMIT]
+    names = token_labels(ids[0].tolist()[:LIMIT], tok)
+    stored = [weight.data_ptr() for block in stack.blocks for weight in block.parameters()]
+    each = len(stored) // len(stack.blocks)
+    return [
+        *why,
+        matrix("attention of one head: no position is hidden", weights, rows=names, columns=names),
+        facts(
+            ("smallest weight", float(weights.min())),
+            ("blocks", len(stack.blocks)),
+            ("tensors in each", each),
+            ("tensors in all, none shared", len(set(stored))),
+        ),
+    ]
+
+
+def next_token(scene: Scene) -> list[JsonDict]:
+    """M2."""
+    scene, why = decoder_scene(scene)
+    ids = scene.trace.inputs[0][:, : scene.place + 1]
+    with eval_mode(scene.model):
+        alone = scene.model(ids)[0, -1].float()
+    whole = logits_at(scene.trace, scene.place).float()
+    best = whole.softmax(-1).topk(min(TOP, len(whole)))
+    names = [str(one["text"]) for one in describe_outputs(scene.trace, best.indices.tolist())]
+    return [
+        *why,
+        bars(
+            f"after “{scene.labels[scene.place]}”: P(next | those before)",
+            zip(names, best.values.tolist(), strict=True),
+            most=1,
+        ),
+        facts(
+            ("tokens that count", scene.place + 1),
+            ("largest difference if the rest is cut off", largest_difference(alone, whole)),
+        ),
+    ]
+
+
+def head_product(scene: Scene) -> list[JsonDict]:
+    """M4."""
+    why: list[JsonDict] = []
+    if not isinstance(scene.model.head, LMHead):
+        scene, said = elsewhere(scene, "python-3m", "The open model predicts no tokens")
+        why = [said]
+    head = scene.model.head
+    assert isinstance(head, LMHead)
+    logits = logits_at(scene.trace, scene.position).float()
+    final = scene.trace.activation(f"{scene.trace.prefix}final")[scene.position][None]
+    x, weight, bias = head.unprojected(final, scene.model.token_embedding.table.weight)
+    product = (x.float() @ weight.float().T)[0] + (0 if bias is None else bias.float())
+    best = logits.topk(min(TOP, len(logits))).indices.tolist()
+    shares = logits.softmax(-1)
+    tied = weight is scene.model.token_embedding.table.weight
+    names = [str(one["text"]) for one in describe_outputs(scene.trace, best)]
+    return [
+        *why,
+        table(
+            "the most likely tokens",
+            ["token", "logit: last vector . its row", "P(token | text)"],
+            ([name, float(product[one]), float(shares[one])] for name, one in zip(names, best, strict=True)),
+        ),
+        facts(
+            ("matrix", "E, transposed (tied)" if tied else "its own (untied)"),
+            ("V", len(logits)),
+            ("sum of all probabilities", float(shares.sum())),
+            ("largest difference from the model's logits", largest_difference(product, logits)),
+        ),
+    ]
+
+
+def counted(title: str, s: spec.Spec, rows: list[tuple[str, str, int]]) -> list[JsonDict]:
+    """Return a table of parameters with their arithmetic, beside what the spec counts."""
+    total = sum(count for _, _, count in rows)
+    return [
+        table(title, ["part", "arithmetic", "parameters"], [*rows, ["in all", "", total]]),
+        facts(("by arithmetic", total), ("counted by gh.count_parameters", count_parameters(s))),
+    ]
+
+
+def original(scene: Scene) -> list[JsonDict]:
+    """M3."""
+    s = spec.preset("vaswani-base")
+    d, f, v = s.d_model, s.d_ff, s.vocab_size
+    attention, ffn, norm = 4 * d * d, 2 * d * f + f + d, 2 * d
+    return [
+        *counted(
+            "vaswani-base: 6 + 6 layers, 8 heads",
+            s,
+            [
+                ("embedding, shared", f"{v:,} x {d}", v * d),
+                ("encoder", f"6 x (4 x {d}² + feed-forward + 2 norms)", 6 * (attention + ffn + 2 * norm)),
+                ("decoder", f"6 x (8 x {d}² + feed-forward + 3 norms)", 6 * (2 * attention + ffn + 3 * norm)),
+            ],
+        ),
+        facts(
+            ("norm", s.norm_placement),
+            ("positions", s.position.kind),
+            ("feed-forward", s.feedforward.kind),
+            ("d_ff", f),
+        ),
+    ]
+
+
+def encoder_of_the_notes(scene: Scene) -> list[JsonDict]:
+    """M9."""
+    s = spec.preset("vaswani-encoder", n_layers=int(scene.value))
+    d, f, v, n = s.d_model, s.d_ff, s.vocab_size, s.n_layers
+    return counted(
+        f"vaswani-encoder: {n} layers, {s.n_heads} heads",
+        s,
+        [
+            ("embedding", f"{v:,} x {d}", v * d),
+            ("attention", f"{n} x 4 x {d}²", n * 4 * d * d),
+            ("feed-forward", f"{n} x (2 x {d} x {f:,} + {f:,} + {d})", n * (2 * d * f + f + d)),
+            ("norms", f"{n} x 2 x 2 x {d}", n * 4 * d),
+        ],
+    )
+
+
+def long_contexts(scene: Scene) -> list[JsonDict]:
+    """M5."""
+    s = scene.model.spec
+    lengths = [1024, 2048, 4096, int(scene.value)]
+    limit = s.position_limit
+    return [
+        table(
+            "one text of so many tokens, in this model's sizes",
+            ["tokens", "attention weights of one head", "of all, if they were stored", "cache, 16 bits"],
+            (
+                [length, length * length, f"{length**2 * s.n_heads * s.n_layers * 4 / 2**20:,.0f} MiB",
+                 f"{4 * length * s.n_layers * s.n_kv_heads * s.d_head / 2**20:,.1f} MiB"]
+                for length in dict.fromkeys(lengths)
+            ),
+        ),
+        facts(
+            ("trained for", s.max_len),
+            ("takes at most", "any length" if limit is None else limit),
+            ("positions", s.position.kind),
+        ),
+        sentence(
+            "The fused kernel never stores the attention weights: memory grows with the length, not with its square."
+        ),
+    ]  # fmt: skip
+
+
+def parallel_training(scene: Scene) -> list[JsonDict]:
+    """M6."""
+    scene, why = decoder_scene(scene)
+    ids = scene.trace.inputs[0][:, : min(scene.length, PREFIXES + 1)]
+    count = ids.shape[1] - 1
+    if count < 1:
+        return [sentence("The text is too short; write a longer one.")]
+    lengths = torch.arange(1, count + 1, device=ids.device)
+    with eval_mode(scene.model):
+        once = scene.model(ids)[0, :-1].float()
+        # Each prefix on its own, padded with zeros, as rows of one batch.
+        rows = scene.model(ids[:, :-1].expand(count, -1).tril(), lengths=lengths).float()
+    each = rows[torch.arange(count), lengths - 1]
+    one, many = (F.cross_entropy(logits, ids[0, 1:], reduction="none").tolist() for logits in (once, each))
+    places = [*range(1, count + 1)]
+    return [
+        *why,
+        lines(
+            "loss at each token, in nats", "token", [("one pass", places, one), (f"{count} prefixes", places, many)]
+        ),
+        facts(
+            (f"tokens, at most {PREFIXES}", count),
+            ("mean loss, one pass", sum(one) / count),
+            ("largest difference", max(abs(a - b) for a, b in zip(one, many, strict=True))),
+        ),
+    ]
+
+
+def recurrence(scene: Scene) -> list[JsonDict]:
+    """M8."""
+    length, width = int(scene.value), 32
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        lstm = nn.LSTM(width, width, batch_first=True)
+    x = torch.randn(1, length, width, generator=generator())
+    wq, wk, wv = torch.randn(3, width, width, generator=generator(1)) / math.sqrt(width)
+
+    def attended(x: Tensor) -> Tensor:
+        return ((x @ wq) @ (x @ wk).transpose(1, 2) / math.sqrt(width)).softmax(-1) @ (x @ wv)
+
+    curves = []
+    for name, run in (("LSTM", lambda x: lstm(x)[0]), ("attention", attended)):
+        with torch.enable_grad():
+            given = x.clone().requires_grad_()
+            (gradient,) = torch.autograd.grad(run(given)[0, -1].square().sum(), given)
+        norms = gradient[0].norm(dim=-1).flip(0)[1:].tolist()  # by distance, without the token itself
+        curves.append((name, [*range(1, length)], [max(one, 1e-30) for one in norms]))
+    return [
+        sentence("As initialised, of width 32: how much the last output depends on a token so far back."),
+        lines("norm of the gradient by distance", "distance", curves, log=True),
+        facts(
+            ("numbers in the LSTM's state, twice its width at any length", 2 * width),
+            ("keys and values that attention has", 2 * width * length),
+        ),
+    ]
+
+
+def finite_differences(scene: Scene) -> list[JsonDict]:
+    """L2."""
+    size = 10.0**scene.value
+    sizes: JsonDict = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 1, "d_ff": 32, "vocab_size": 16}
+    model = initialised("decoder", torch.float64, **sizes, init={"kind": "normal", "std": 0.3})
+    ids = torch.randint(16, (2, 9), generator=generator())
+
+    def loss() -> Tensor:
+        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+
+    named = dict(list(model.named_parameters())[:WEIGHTS])
+    with torch.enable_grad():
+        found = torch.autograd.grad(loss(), list(named.values()))
+    rows = []
+    for (name, weight), gradient in zip(named.items(), found, strict=True):
+        at = int(gradient.abs().argmax())
+        flat, sides = weight.data.view(-1), []
+        for sign in (1, -1):
+            flat[at] += sign * size
+            sides.append(float(loss()))
+            flat[at] -= sign * size
+        exact, near = float(gradient.flatten()[at]), (sides[0] - sides[1]) / (2 * size)
+        rows.append([name, exact, near, abs(exact - near) / abs(exact)])
+    return [
+        sentence(
+            "A small decoder in float64: the largest entry of each gradient, and what a change of the weight does."
+        ),
+        table(f"step {size:.0e}", ["weight", "gradient", "finite difference", "relative error"], rows),
+        facts(("largest relative error", max(float(row[3]) for row in rows))),
+    ]
+
+
+FIGURES = {
+    "M1": Figure(encoder, ("pass", "layer", "head")),
+    "M2": Figure(next_token, ("pass", "position")),
+    "M3": Figure(original),
+    "M4": Figure(head_product, ("pass", "position")),
+    "M5": Figure(long_contexts, ("pass",), Control("tokens", 8192, 1024, 32768, 1024)),
+    "M6": Figure(parallel_training, ("pass",)),
+    "M8": Figure(recurrence, (), Control("length", 64, 8, 128, 8)),
+    "M9": Figure(encoder_of_the_notes, (), Control("layers", 6, 1, 12)),
+    "L2": Figure(finite_differences, (), Control("step: ten to the power", -5, -9, -1)),
+}

@@ -1,0 +1,1 @@
+"""Byte-pair encoding: the algorithm, pre-tokenization, and training on a corpus."""

@@ -1,0 +1,1 @@
+"""Checks of a tokenizer.json from an untrusted source."""

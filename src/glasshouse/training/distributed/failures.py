@@ -1,0 +1,160 @@
+"""Processes that are gone or slow: lost peers, a killed torchrun agent, stragglers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import distributed as dist
+
+from glasshouse.errors import GlasshouseError
+from glasshouse.training.distributed.processes import Processes
+from glasshouse.training.signals import StoppedError
+
+SECONDS = 5.0  # for the others to say that they are there
+POLL_SECONDS = 0.05
+
+
+class LostProcessError(GlasshouseError):
+    """Another process of the run ended before this one."""
+
+
+@contextmanager
+def watched(processes: Processes) -> Iterator[None]:
+    """Turn the error of a closed connection into one that names the process that was first, and its reason."""
+    try:
+        yield
+    except StoppedError as stopped:
+        _leave_word(processes, f"{int(stopped.number)}")
+        raise
+    except Exception as error:
+        if not processes.is_parallel or not _is_of_connection(error):
+            _leave_word(processes, str(error).partition("\n")[0][:500] or type(error).__name__)
+            raise
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of torchrun, before this process has said why it leaves
+        raise _explain(processes) from error
+
+
+def _is_of_connection(error: Exception) -> bool:
+    return isinstance(error, RuntimeError) and (isinstance(error, dist.DistError) or "gloo" in str(error))
+
+
+def _leave_word(processes: Processes, reason: str) -> None:
+    """Tell the others why this process leaves, in the store that torchrun or the first process holds."""
+    if processes.is_parallel:
+        try:
+            dist.distributed_c10d._get_default_store().set(f"leaving/{processes.rank}", reason)
+        except RuntimeError:  # the store is gone
+            return
+
+
+def _explain(processes: Processes) -> Exception:
+    """Wait for what the others say; one that says nothing was killed."""
+    _leave_word(processes, "")
+    others = [rank for rank in range(processes.world_size) if rank != processes.rank]
+    end, reasons = time.monotonic() + SECONDS, dict[int, str]()
+    try:
+        store = dist.distributed_c10d._get_default_store()
+        while len(reasons) < len(others) and time.monotonic() < end:
+            for rank in others:
+                if rank not in reasons and store.check([f"leaving/{rank}"]):
+                    reasons[rank] = store.get(f"leaving/{rank}").decode()
+            time.sleep(POLL_SECONDS)
+    except RuntimeError:
+        reasons = {rank: "" for rank in others if rank != 0}  # the first process holds the store
+    for rank, reason in reasons.items():
+        if reason.isdecimal():
+            return StoppedError(int(reason))
+        if reason:
+            return LostProcessError(f"rank {rank} failed, so rank {processes.rank} stops, too: {reason}")
+    gone = [str(rank) for rank in others if rank not in reasons]
+    named = f"rank{'s' * (len(gone) > 1)} {', '.join(gone)}" if gone else "the connection to another rank"
+    return LostProcessError(
+        f"{named} ended without a message (killed, or out of memory), so rank {processes.rank} stops, too; the same "
+        "command resumes from the last checkpoint."
+    )
+
+
+POLL_SECONDS = 1.0
+GRACE_SECONDS = 600.0  # for the step that runs and its checkpoint
+
+
+@contextmanager
+def watch_agent() -> Iterator[None]:
+    """Stop this process as SIGTERM does when the agent that started it is gone; where that hangs, end it.
+
+    Signals are what all processes of a run agree on, and torchrun itself sends SIGTERM when it is stopped. A killed
+    agent is noticed by the operating system giving its processes another parent.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ:
+        yield
+        return
+    agent, ended = os.getppid(), threading.Event()
+
+    def watch() -> None:
+        while os.getppid() == agent:
+            if ended.wait(POLL_SECONDS):
+                return
+        os.kill(os.getpid(), signal.SIGTERM)
+        if not ended.wait(GRACE_SECONDS):
+            os._exit(128 + signal.SIGTERM)
+
+    thread = threading.Thread(target=watch, name="agent", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+
+
+EVERY = 100  # steps between two comparisons
+SHARE = 0.1  # of the time that the others wait before a process is called a straggler
+
+
+class Stragglers:
+    """Compares, once in a while, how long each process has waited for the others; a straggler waits for nobody."""
+
+    def __init__(self, processes: Processes, log: Callable[[str], None]) -> None:
+        self.processes, self.log = processes, log
+        self.rank: int | None = None  # of the straggler that was found last, if there is one
+        self._waited, self._steps, self._since, self._excluded = 0.0, 0, time.monotonic(), False
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Measure how long this process waits for the others, once per step."""
+        start = time.monotonic()
+        yield
+        self._waited += 0.0 if self._excluded else time.monotonic() - start
+        self._steps, self._excluded = self._steps + 1, False
+        if self._steps == EVERY:
+            self._compare()
+
+    def exclude_next(self) -> None:
+        """Leave out the next wait: for what the main process alone has to do."""
+        self._excluded = True
+
+    def _compare(self) -> None:
+        shares = self.processes.gather(self._waited / max(time.monotonic() - self._since, 1e-9))
+        self.rank, share = find_straggler(shares)
+        if self.rank is not None:
+            self.log(f"straggler: rank {self.rank}; the others waited for it {share:.0%} of the last {EVERY} steps")
+        self._waited, self._steps, self._since = 0.0, 0, time.monotonic()
+
+
+def find_straggler(waited: Sequence[float]) -> tuple[int | None, float]:
+    """Return the rank that the others wait for, if there is one, and for which share of the time.
+
+    Given is the share of the time that each process waited.
+
+    >>> find_straggler([0.5, 0.375, 0.125, 0.5]), find_straggler([0.05, 0.08, 0.02, 0.06])[0]
+    ((2, 0.25), None)
+    """
+    least = min(range(len(waited)), key=waited.__getitem__)
+    share = min((share for rank, share in enumerate(waited) if rank != least), default=0.0) - waited[least]
+    return (least if share > SHARE else None), share

@@ -1,0 +1,1 @@
+"""What a run reports: its journal, progress, plots, trackers, and the probes and samples of each checkpoint."""

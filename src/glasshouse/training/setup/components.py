@@ -1,0 +1,332 @@
+"""Everything that one run trains with, built from its settings and datasets."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from glasshouse import config, spec
+from glasshouse import device as machine
+from glasshouse.data import Batches, Corpus, Dataset
+from glasshouse.errors import ConfigError, InputError
+from glasshouse.hub.run_checkpoints import CHECKPOINTS
+from glasshouse.models import Model, count_parameters
+from glasshouse.objectives import Objective, find_objective
+from glasshouse.objectives.registry import model_objective
+from glasshouse.training.checkpoint.folder import METRICS
+from glasshouse.training.checkpoint.state import Checkpointer, TrainerState, fingerprint
+from glasshouse.training.checkpoint.store import Checkpoints
+from glasshouse.training.distributed.fsdp import choose_run_layout, describe_layout, fits_one_device, gathered
+from glasshouse.training.distributed.layout import SINGLE, Layout
+from glasshouse.training.distributed.processes import Processes
+from glasshouse.training.logging.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
+from glasshouse.training.logging.journal import Journal
+from glasshouse.training.logging.progress import ProgressReporter, Throughput
+from glasshouse.training.optimizer import make_optimizer
+from glasshouse.training.plan.training import USABLE, choose_grad_accum, run_memory
+from glasshouse.training.run import Pretrained, Run, Train
+from glasshouse.training.schedule import Schedule
+from glasshouse.training.setup import model as model_setup
+from glasshouse.training.setup.custom import AnyDatasets, Custom, CustomDatasets, describe_tokens
+from glasshouse.training.signals import Signals
+from glasshouse.training.step import EMA, ShardedTrainStep, TrainStep
+
+USABLE_UNMEASURED = 0.5  # of memory in float32 and float16, whose plans no GPU has shown; a CPU's is shared
+
+
+@dataclass(frozen=True)
+class Setup:
+    """What a run trains with; from step to step only `state`, and what the parts keep themselves, change."""
+
+    run: Run
+    folder: Path
+    device: torch.device
+    reporter: ProgressReporter
+    signals: Signals
+    processes: Processes
+    datasets: AnyDatasets
+    batches: Batches  # of the training set
+    val_samples: Dataset
+    steps: int
+    schedule: Schedule
+    model: Model  # in eager mode
+    objective: Objective[Any]
+    gathers: bool  # whether a device can hold the whole model beside its part of the training state
+    resized: bool  # whether the head or the vocabulary of a pretrained model was replaced
+    train_step: TrainStep  # owns the optimizer, the gradient scaler and the compiled model
+    ema: EMA | None
+    throughput: Throughput
+    state: TrainerState  # changed by the loop and by recovery
+    checkpointer: Checkpointer  # owns the checkpoints and snapshots
+    metrics: Journal
+    checkpoint_log: CheckpointLog  # probes and samples
+
+    @property
+    def micro_batch_size(self) -> int:
+        """Sequences per forward pass."""
+        return -(-len(self.batches.share) // self.state.grad_accum)
+
+    @property
+    def token_bytes(self) -> Tensor | None:
+        """Number of bytes of each token id, if bits per byte are a metric."""
+        return None if self.datasets.tok is None else self.objective.token_bytes(self.datasets.tok)
+
+    def plain_model(self) -> Model | None:
+        """Return the model with plain weights: itself, or gathered from several processes, for the main one alone."""
+        if not self.processes.is_parallel:
+            return self.model
+        if not self.gathers:
+            return None
+        return gathered(self.model, self.device, keep=self.processes.is_main)
+
+    @property
+    def eval_samples(self) -> int:
+        """Validation samples per evaluation during training."""
+        limit = self.run.train.eval_samples or self.batches.batch_size * max(4, self.state.initial_steps // 100)
+        return min(limit, len(self.val_samples))
+
+
+def make_setup(
+    run: Run,
+    folder: Path,
+    device: torch.device,
+    datasets: AnyDatasets,
+    base: model_setup.Base | None,
+    reporter: ProgressReporter,
+    signals: Signals,
+    processes: Processes,
+    custom: Custom,
+) -> Setup:
+    """Build everything for a run; `base` is the pretrained model to start from, if any."""
+    choice, tok, length = run.train, datasets.tok, run.data.seq_len
+    chosen = custom.choose_objective(choice.objective)
+    precision = resolve_precision(choice.precision, device)
+    torch.manual_seed(choice.seed)
+    if processes.is_parallel:
+        check_parallel_precision(choice.precision, precision)
+        model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision, chosen)
+    else:
+        model = model_setup.make_initial_model(run, datasets, base, device, chosen)
+    if isinstance(datasets, CustomDatasets):
+        objective = custom.with_loss(chosen or model_objective(model.spec))
+        check_objective(objective, choice, processes)
+    else:
+        objective = find_objective(model.spec, datasets.train, chosen)
+        check_objective(objective, choice, processes)
+        reporter.stage("preparing the objective", 0, 0)
+        objective = custom.with_loss(objective.prepare(model, datasets.train, length))
+    batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
+    samples = 0 if choice.epochs is None else len(batches.samples)  # which a stream may not have
+    steps, schedule = choice.planned(samples, batches.batch_size)
+    if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
+        reporter.log(
+            f"the warm-up is shortened from {choice.schedule.warmup} steps to {schedule.warmup}, as train.epochs of "
+            f"{choice.epochs:g} are {_count(steps, 'step')}"
+        )
+    train_step = (ShardedTrainStep if processes.is_parallel else TrainStep)(
+        model,
+        custom.make_optimizer(model, lambda: make_optimizer(model, choice.chosen_optimizer())),
+        grad_clip=choice.grad_clip or None,
+        loss_fn=objective.loss,
+        label_smoothing=choice.label_smoothing,
+        defer_logits=getattr(objective.loss, "__func__", None) is Objective.loss,
+        precision=precision,
+        float8=choice.precision == "fp8",
+        reduce=processes.sum,
+        # Several processes must stop at the same point: the loop asks them all before a step.
+        on_micro_batch=(lambda: None) if processes.is_parallel else signals.check,
+        on_fallback=lambda reason: reporter.log(f"not compiled: {reason}"),
+    )
+    if choice.compile == "yes" or (choice.compile == "auto" and machine.compiles_by_default(device)):
+        if (obstacle := machine.compile_obstacle(device)) is None:
+            train_step.compile()
+        else:
+            train_step.on_fallback(obstacle)
+    ema = EMA(model, choice.ema) if choice.ema else None
+    layout = SINGLE
+    if processes.is_parallel:
+        layout = choose_run_layout(choice.parallel, processes, count_parameters(model.spec), device)
+    grad_accum = 1 if objective.whole_batch else choice.grad_accum
+    grad_accum = grad_accum or estimate_grad_accum(
+        model,
+        choice,
+        len(batches.share) * objective.sequences_per_sample,
+        length,
+        precision,
+        machine.memory_bytes(device),
+        layout,
+        chosen,
+    )
+    brought = custom.names
+    if isinstance(datasets, CustomDatasets):
+        brought["dataset"] += f" ({datasets.fingerprint})"
+    held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
+    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=brought | held)
+    checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
+    probes = Probes(
+        model,
+        first_texts(val_samples),
+        names=choice.probes,
+        length=length,
+        autocast_dtype=precision,
+    )
+    gathers = not processes.is_parallel or fits_one_device(model, processes, device)
+    if not gathers:
+        reporter.log(
+            "no probes and samples: no device can hold the whole model beside its part of the training state"
+        )
+    prompts = None if tok is None else make_prompts(val_samples, tok, length, choice.sample_prompts)
+    return Setup(
+        run=run,
+        folder=folder,
+        device=device,
+        reporter=reporter,
+        signals=signals,
+        processes=processes,
+        datasets=datasets,
+        batches=batches,
+        val_samples=val_samples,
+        steps=steps,
+        schedule=schedule,
+        model=model,
+        objective=objective,
+        gathers=gathers,
+        resized=base is not None and model is not base[0],
+        train_step=train_step,
+        ema=ema,
+        throughput=Throughput(device, precision, processes.world_size),
+        state=state,
+        checkpointer=Checkpointer(model, train_step, ema, state, tok, checkpoints),
+        metrics=Journal(folder / METRICS, writes=processes.is_main),
+        checkpoint_log=CheckpointLog(folder, probes, prompts, reporter.log, writes=processes.is_main),
+    )
+
+
+def check_objective(objective: Objective[Any], choice: Train, processes: Processes) -> None:
+    """Refuse several processes, or gradient accumulation, for an objective that cannot be shared or split."""
+    name = getattr(objective, "kind", type(objective).__name__)
+    if processes.is_parallel and not objective.parallel:
+        raise InputError(
+            f"{processes.world_size} processes were started, but one alone can train with the objective {name}; "
+            "start it without torchrun."
+        )
+    if objective.whole_batch and choice.grad_accum > 1:
+        raise ConfigError(
+            f"train.grad_accum is {choice.grad_accum}, but the objective {name} compares all samples of a step with "
+            "each other; leave it out, and lower train.batch_tokens if memory runs out."
+        )
+
+
+def _make_data(
+    run: Run, s: spec.Spec, objective: Objective[Any], datasets: AnyDatasets, processes: Processes
+) -> tuple[Batches, Dataset]:
+    """Return the training batches and the validation samples."""
+
+    def make(corpus: Corpus, batch_size: int) -> Dataset:
+        choices = {"batch_size": batch_size, "seq_len": run.data.seq_len, "seed": run.train.seed}
+        return objective.make_dataset(corpus, **choices, start_id=s.start_id)
+
+    share = {"rank": processes.data_rank, "world_size": processes.data_size}
+    if isinstance(datasets, CustomDatasets):
+        datasets.limit(s)
+        return datasets.batches(run.train.batch_tokens, **share), datasets.validation
+    batch_size = objective.samples_for_tokens(datasets.train, run.train.batch_tokens, run.data.seq_len)
+    batches = Batches(make(datasets.train, batch_size), batch_size, **share)
+    try:
+        return batches, make(datasets.validation, 1)
+    except InputError as error:
+        if datasets.validation.folder != datasets.train.folder:
+            raise
+        raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
+
+
+def resolve_precision(name: str, device: torch.device) -> torch.dtype:
+    """Return the dtype of mixed precision: what matrix products are computed in.
+
+    >>> resolve_precision("bfloat16", torch.device("cpu"))
+    torch.bfloat16
+    """
+    if name == "fp8":
+        machine.check_float8(device)
+        return torch.bfloat16
+    return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)
+
+
+def check_parallel_precision(name: str, precision: torch.dtype) -> None:
+    """Refuse float16, whose loss scale each process would adapt by itself, and fp8, whose scales are of a shard."""
+    if name == "fp8" or precision == torch.float16:
+        raise ConfigError(
+            f"train.precision is {'fp8' if name == 'fp8' else 'float16'}, which one process can train with; several "
+            "need bfloat16 or float32."
+        )
+
+
+def estimate_grad_accum(
+    model: Model,
+    choice: Train,
+    batch_size: int,
+    length: int,
+    precision: torch.dtype,
+    memory: int,
+    layout: Layout = SINGLE,
+    chosen: Objective[Any] | None = None,
+) -> int:
+    """Estimate, as `glasshouse plan` does, the gradient accumulation with which a batch fits into `memory` bytes.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("gpt2"), device="meta")
+    >>> [estimate_grad_accum(model, Train(), 64, 1024, torch.bfloat16, 2**30 * size) for size in (139, 24, 12)]
+    [1, 2, 4]
+    """
+    step = run_memory(model, choice, precision, layout, chosen)
+    usable = USABLE if precision == torch.bfloat16 else USABLE_UNMEASURED
+    return choose_grad_accum(step, batch_size, length, usable * memory)
+
+
+def describe(setup: Setup) -> list[str]:
+    """Return a summary of the run: model, tokens, device and steps."""
+    s, run, datasets, device = setup.model.spec, setup.run, setup.datasets, setup.device
+    weights = list(setup.model.parameters())
+    total = sum(weight.numel() for weight in weights)
+    trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
+    of_which = "" if trainable == total else f", {trainable:,} of them trainable"
+    source = f", from {run.model.source}" if isinstance(run.model, Pretrained) else ""
+    samples, batch_size = setup.batches.samples, setup.batches.batch_size
+    epochs = "" if math.isnan(number := setup.batches.epochs(setup.steps)) else f": {number:,.2f} epochs"
+    noun = "sequence" if setup.objective.sequences_per_sample == 1 else "pair"
+    too_long = getattr(samples, "n_too_long", 0)
+    longer = f"; {too_long:,} items longer than data.seq_len dropped" if too_long else ""
+    named = str(device)
+    named += f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
+    named += f" ({_count(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else ""
+    if setup.processes.is_parallel:
+        named = f"{setup.processes.world_size} x {named}, {describe_layout(setup.model)}"
+    return [
+        f"model    {s.kind}, {_count(s.n_layers, 'layer')}, d_model {s.d_model}, {_count(s.n_heads, 'head')}"
+        f"{source}: {total:,} parameters{of_which}",
+        f"tokens   {describe_tokens(datasets)}{longer}",
+        f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
+        f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if setup.train_step.compiled else ''}",
+        *([f"loss     {_describe_objective(setup)}"] if run.train.objective else []),
+        f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in {_count(batch_size, noun)}{epochs}",
+    ]
+
+
+def _describe_objective(setup: Setup) -> str:
+    """Return the settings of the objective, and the size of the models that it keeps beside the trained one."""
+    table = config.dump(setup.run.train.objective)
+    sizes = {
+        name: sum(weight.numel() for weight in model.parameters())
+        for name, model in setup.objective.frozen_models().items()
+    }
+    beside = "".join(f"; {name}: {size:,} parameters, frozen" for name, size in sizes.items())
+    return table.pop("kind") + "".join(f", {name} {value}" for name, value in table.items()) + beside
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
