@@ -39,7 +39,8 @@ DRAWN = (
 # Not drawn: what runs on CUDA alone, and what changes the speed alone.
 SKIPPED_FILES = {
     "layers/attend/decode.py", "layers/linear/matvec.py", "text/gigatoken_backend.py", "text/prefetch.py",
-    "generation/engine/cuda_graphs.py", "generation/sampling/logits_kernels.py", "objectives/loss/softmax_gradient.py",
+    "generation/engine/cuda_graphs.py", "generation/sampling/logits_kernels.py",
+    "objectives/loss/softmax_gradient.py",
 }  # fmt: skip
 SKIPPED_NAMES = {
     "Decode",

@@ -11,7 +11,7 @@ import source
 import glasshouse
 
 LAYERS = [
-    ["errors", "escaping", "hints", "pretrained"],
+    ["errors", "escaping", "hints", "pretrained", "version"],
     ["registry"],
     ["config"],
     ["spec", "device", "store", "web", "notes"],

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from glasshouse.version import __version__
+
 if TYPE_CHECKING:
     from glasshouse import config as config
     from glasshouse import data as data
@@ -60,8 +62,6 @@ if TYPE_CHECKING:
     from glasshouse.text import Tokenizer as Tokenizer
     from glasshouse.training import Run as Run
     from glasshouse.training import train as train
-
-__version__ = "0.1.0.dev0"
 
 _EXPORTS = {
     "Completion": "generation",

@@ -21,6 +21,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import glasshouse as gh
 from glasshouse import config, spec
+from glasshouse.inspection import walkthrough as layer_walkthrough
 from glasshouse.layers import lora
 from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
@@ -29,8 +30,7 @@ from glasshouse.layers.flops import FlopCount
 from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import Position
-from glasshouse.layers.step import LinearStep, Step
-from glasshouse.layers.sublayer import NEURONS, VECTORS, LayerSite, Sublayer, TokenView
+from glasshouse.layers.sublayer import NEURONS, VECTORS, LayerSite, Sublayer
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass, Prompt
@@ -70,11 +70,14 @@ class GatedAttentionLayer(Attention):
         count.add(self.gate, trained)
         return super().add_flops(count, trained)
 
-    def steps(self, token: TokenView) -> Iterator[Step]:
-        *most, out = super().steps(token)
-        yield from most
-        yield LinearStep(name="gate", title="Output gate", linear=self.gate, x=token.x, y=self.gate(token.x))
-        yield out
+
+@layer_walkthrough.steps.register
+def _(layer: GatedAttentionLayer, token: layer_walkthrough.TokenView) -> Iterator[layer_walkthrough.WalkthroughStep]:
+    *most, out = layer_walkthrough.attention_steps(layer, token)
+    yield from most
+    gate = layer.gate(token.x)
+    yield layer_walkthrough.LinearStep(name="gate", title="Output gate", linear=layer.gate, x=token.x, y=gate)
+    yield out
 
 
 @dataclass(frozen=True)

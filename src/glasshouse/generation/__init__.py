@@ -2,6 +2,7 @@
 
 from glasshouse.generation.constraints.grammar import Grammar as Grammar
 from glasshouse.generation.engine.capacity import MAX_SLOTS as MAX_SLOTS
+from glasshouse.generation.engine.capacity import check_beams as check_beams
 from glasshouse.generation.engine.capacity import choose_slots as choose_slots
 from glasshouse.generation.engine.capacity import choose_weights as choose_weights
 from glasshouse.generation.engine.capacity import required_lengths as required_lengths

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import ClassVar
 
 from torch import Tensor, nn
 
 from glasshouse import registry, spec
 from glasshouse.layers.attend.kernel import Attend
-from glasshouse.layers.attention_steps import SHOWN, Keys, head_steps
 from glasshouse.layers.cache import KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount, is_trained
 from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import make_norm
-from glasshouse.layers.position import Position
-from glasshouse.layers.step import Step
-from glasshouse.layers.sublayer import INSIDE, PAIRS, VECTORS, LayerSite, Sublayer, TokenView
+from glasshouse.layers.sublayer import INSIDE, PAIRS, VECTORS, LayerSite, Sublayer
 
 
 class MultiHeadAttention(Sublayer):
@@ -101,11 +97,6 @@ class Attention(MultiHeadAttention):
         count.scores += scores
         return needs_grad
 
-    def steps(self, token: TokenView) -> Iterator[Step]:
-        """Yield the steps of one head, then of the output projection; the key shown is the token's own."""
-        keys = Keys(token.x, token.index, SHOWN - 3, token.encoding, token.causal, self.window)
-        yield from head_steps(self, token, keys)
-
 
 class FusedQKVAttention(Attention):
     """Self-attention with a fused QKV projection, for inference."""
@@ -156,13 +147,6 @@ class CrossAttention(MultiHeadAttention):
         count.cross_maps += keys.maps
         count.cross_scores += scores
         return needs_grad
-
-    def steps(self, token: TokenView) -> Iterator[Step]:
-        """Yield the steps of one head, then of the output projection; the key shown has the largest weight."""
-        assert token.memory is not None
-        of = int(token.seen("cross_pattern").argmax())
-        keys = Keys(token.memory[of], of, SHOWN // 2, Position(), causal=False, window=0)
-        yield from head_steps(self, token, keys)
 
 
 def make_attention(s: spec.TransformerSpec, index: int) -> Sublayer:

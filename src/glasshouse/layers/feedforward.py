@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -11,10 +9,7 @@ from glasshouse import registry, spec
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
 from glasshouse.layers.linear.linear import Linear
-from glasshouse.layers.step import LinearStep, Step
-from glasshouse.layers.sublayer import NEURONS, LayerSite, Sublayer, TokenView
-
-STRONGEST = 12  # neurons named in a step
+from glasshouse.layers.sublayer import NEURONS, LayerSite, Sublayer
 
 
 class FeedForward(Sublayer):
@@ -47,19 +42,6 @@ class FeedForward(Sublayer):
         before = 1 if self.kind == "relu" else itemsize
         return (before + itemsize) * self.up.out_features
 
-    def steps(self, token: TokenView) -> Iterator[Step]:
-        """Yield the projection up, the activation and the projection down."""
-        yield from self.neuron_steps(token, {})
-
-    def neuron_steps(self, token: TokenView, gate: dict[str, Tensor]) -> Iterator[Step]:
-        """Yield the steps; `gate` is the gate of each neuron, if there is one."""
-        up, hidden = self.up(token.x), token.seen("hidden")
-        yield LinearStep(name="up", linear=self.up, x=token.x, y=up)
-        strongest = hidden.abs().topk(min(STRONGEST, len(hidden))).indices.tolist()
-        numbers = {"x": up, "y": hidden, "how": self.kind, "strongest": strongest, **gate}
-        yield Step(name="activate", numbers=numbers, site="hidden", index={"position": token.index})
-        yield LinearStep(name="down", linear=self.down, x=hidden, y=self.down(hidden))
-
 
 class GatedFeedForward(FeedForward):
     """A gated linear unit: act(gate(x)) * up(x), projected down."""
@@ -90,12 +72,6 @@ class GatedFeedForward(FeedForward):
     def stored_bytes(self, itemsize: int) -> int:
         """Return gate, up and their product; the activation of the gate is recomputed."""
         return 3 * itemsize * self.up.out_features
-
-    def steps(self, token: TokenView) -> Iterator[Step]:
-        """Yield the gate, and the steps of a layer without one."""
-        gate = self.gate(token.x)
-        yield LinearStep(name="gate", linear=self.gate, x=token.x, y=gate)
-        yield from self.neuron_steps(token, {"gate": gate})
 
 
 class FusedGateUpFeedForward(FeedForward):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -10,7 +9,7 @@ from glasshouse import registry, spec
 
 
 class Norm(nn.Module):
-    """What inspection and the page ask of a norm; a gain that it does not initialize is 1, a bias 0."""
+    """What inspection asks of a norm; a gain that it does not initialize is 1, a bias 0."""
 
     def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return a direction [B, D] after the norm as one before it, and a constant, frozen as it is for x [B, D].
@@ -18,10 +17,6 @@ class Norm(nn.Module):
         A vector v that is a part of x then adds v . direction to the product with the norm's output.
         """
         raise NotImplementedError
-
-    def statistics(self, x: Tensor) -> dict[str, object]:
-        """Return what the norm measures of x [D], its settings and weights, for the page to draw; or a title."""
-        return {"title": type(self).__name__, "formula": "y = norm(x)"}
 
 
 class LayerNorm(nn.LayerNorm, Norm):
@@ -33,13 +28,6 @@ class LayerNorm(nn.LayerNorm, Norm):
         deviation = (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
         constant = 0.0 if self.bias is None else (direction * self.bias).sum(-1)
         return (scaled - scaled.mean(-1, keepdim=True)) / deviation, constant
-
-    def statistics(self, x: Tensor) -> dict[str, object]:
-        """Return mean and variance."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        measured = {"mean": float(x.mean()), "variance": float(x.var(correction=0))}
-        bias = {} if self.bias is None else {"bias": self.bias}
-        return {"how": "layer", **measured, "eps": self.eps, "gain": self.weight, **bias}
 
 
 class RMSNorm(nn.RMSNorm, Norm):
@@ -54,11 +42,6 @@ class RMSNorm(nn.RMSNorm, Norm):
         """Freeze the mean square."""
         assert self.eps is not None  # a spec always sets it
         return direction * self.weight / (x.square().mean(-1, keepdim=True) + self.eps).sqrt(), 0.0
-
-    def statistics(self, x: Tensor) -> dict[str, object]:
-        """Return the mean square."""
-        x = x.to(torch.promote_types(x.dtype, torch.float32))
-        return {"how": "rms", "square": float(x.square().mean()), "eps": self.eps, "gain": self.weight}
 
 
 def make_norm(choice: spec.Norm, width: int) -> nn.Module:

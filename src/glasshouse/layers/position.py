@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from glasshouse import registry, spec
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import Embedding
-from glasshouse.layers.step import Step
 
 Rotate = Callable[[Tensor], Tensor]
 
@@ -40,22 +39,6 @@ class Position(nn.Module):
     def rotates(self) -> bool:
         """Whether queries and keys are rotated."""
         return type(self).rotation is not Position.rotation
-
-    def embed_step(self, x: Tensor, position: Tensor) -> Step | None:
-        """Return the step that adds the embedding of a position [1, 1] to x [D]; None if there is none."""
-        if type(self).embed is Position.embed:
-            return None
-        y = self.embed(x[None, None], position)[0, 0]
-        numbers = {"x": x, "p": y - x, "y": y}
-        return Step(name="position", title="Add position embedding", formula="y = x + p", numbers=numbers)
-
-    def rotate_step(self, position: Tensor, numbers: dict[str, object]) -> Step:
-        """Return the step of the rotation at a position [1, 1], with a query and a key before and after."""
-        return Step(name="rotate", title="Rotate q and k", formula="y = R x", numbers=numbers)
-
-    def bias_step(self, head: int, numbers: dict[str, object]) -> Step:
-        """Return the step of the bias of one head, with the scores before and after."""
-        return Step(name="bias", title="Position bias", formula="y_j = x_j + added_j", numbers=numbers)
 
 
 def _unchanged(x: Tensor) -> Tensor:
@@ -104,12 +87,6 @@ class SinusoidalPosition(Position):
         waves = (angles.sin(), angles.cos())
         return torch.stack(waves, -1).flatten(-2) if self.interleaved else torch.cat(waves, -1)
 
-    def embed_step(self, x: Tensor, position: Tensor) -> Step:
-        """Return the step with the sinusoids and their layout."""
-        numbers = {"x": x, "added": self.encodings(position)[0, 0], "y": self.embed(x[None, None], position)[0, 0]}
-        layout = "pairs" if self.interleaved else "halves"
-        return Step(name="position", numbers={**numbers, "how": "sinusoidal", "layout": layout})
-
 
 class LearnedPosition(Position):
     """Learned position embeddings."""
@@ -128,12 +105,6 @@ class LearnedPosition(Position):
                 raise InputError(f"the sequence is {longest} long, but max_len is {self.max_len}; shorten it.")
         vectors: Tensor = self.table(positions + self.offset)
         return x + vectors
-
-    def embed_step(self, x: Tensor, position: Tensor) -> Step:
-        """Return the step with the row of the table."""
-        row = int(position) + self.offset
-        numbers = {"x": x, "added": self.table.weight[row], "y": self.embed(x[None, None], position)[0, 0]}
-        return Step(name="position", numbers={**numbers, "how": "learned", "row": row})
 
 
 class RotaryPosition(Position):
@@ -165,13 +136,6 @@ class RotaryPosition(Position):
         # Angles stay in float32 in every model: pretrained weights expect that rounding.
         pairs = torch.arange(0, self.d_head, 2, device=device, dtype=torch.float32)
         return self.rescale(1.0 / self.theta ** (pairs / self.d_head))
-
-    def rotate_step(self, position: Tensor, numbers: dict[str, object]) -> Step:
-        """Return the step of the rotation, with the angle of each pair."""
-        layout = "halves" if self.rotate_pairs is rotate_halves else "pairs"
-        angles = position.float() * self.frequencies(position.device)
-        settings = {"layout": layout, "theta": self.theta, "scaling": self.scaling, "by": self.attention_factor}
-        return Step(name="rotate", numbers={**numbers, **settings, "angles": angles[0], "place": int(position)})
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -243,10 +207,6 @@ class RelativePosition(Position):
         """Look up the bias of every query-key distance."""
         return self.table(self.bucket(keys[:, None, :] - queries[:, :, None])).permute(0, 3, 1, 2)
 
-    def bias_step(self, head: int, numbers: dict[str, object]) -> Step:
-        """Return the step of the learned bias."""
-        return Step(name="bias", numbers={**numbers, "how": "relative"})
-
     def bucket(self, offset: Tensor) -> Tensor:
         """Return the bucket of each offset, key position minus query position."""
         n_buckets = self.table.num_embeddings
@@ -274,11 +234,6 @@ class AlibiPosition(Position):
         """Return the negative slope times the distance."""
         distance = (queries[:, None, :, None] - keys[:, None, None, :]).abs()
         return -distance * alibi_slopes(self.n_heads, keys.device)[:, None, None]
-
-    def bias_step(self, head: int, numbers: dict[str, object]) -> Step:
-        """Return the step of the bias, with the slope of the head."""
-        slope = float(alibi_slopes(self.n_heads, torch.device("cpu"))[head])
-        return Step(name="bias", numbers={**numbers, "how": "alibi", "slope": slope})
 
 
 def alibi_slopes(n_heads: int, device: torch.device) -> Tensor:

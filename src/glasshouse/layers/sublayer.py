@@ -1,20 +1,16 @@
 """What attention and the feed-forward layer have in common: each describes itself.
 
-Inspection, weight initialization, FLOP estimates, fused projections and the page ask the layer, and know no kinds.
+Inspection, weight initialization, FLOP estimates and fused projections ask the layer, and know no kinds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import ClassVar, Literal, NamedTuple
 
-from torch import Tensor, nn
+from torch import nn
 
 from glasshouse.layers.cache import KVShape
 from glasshouse.layers.flops import FlopCount
-from glasshouse.layers.position import Position
-from glasshouse.layers.step import Step
 
 Inside = Literal["scores", "pattern"]  # intermediates of a kernel: not the input or output of any module
 HookPoint = Literal["output"] | Inside | int  # a module's output, an intermediate, or argument number
@@ -33,26 +29,6 @@ class LayerSite(NamedTuple):
     axes: tuple[str, ...]
     path: str  # of the module in the layer
     hook_point: HookPoint
-
-
-@dataclass(frozen=True)
-class TokenView:
-    """One position of a forward pass, and the activations recorded there, as the steps of a layer need them."""
-
-    x: Tensor  # [D], the layer's input
-    # By site, at this position; scores and patterns of the selected head; whole inputs of a kernel, [H, S, d].
-    seen: Callable[[str], Tensor]
-    index: int  # of the token
-    head: int
-    positions: Tensor  # [1, S], the position ids of the sequence
-    encoding: Position
-    causal: bool
-    memory: Tensor | None = None  # [source, D], the encoder's output
-
-    @property
-    def position(self) -> Tensor:
-        """The position id of the token, [1, 1]."""
-        return self.positions[:, self.index : self.index + 1]
 
 
 class Sublayer(nn.Module):
@@ -86,8 +62,3 @@ class Sublayer(nn.Module):
     def stored_bytes(self, itemsize: int) -> int:
         """Return the bytes per token that are stored for the backward pass, besides the layer's input."""
         return itemsize * sum(one.out_features for one in self.modules() if isinstance(one, nn.Linear))
-
-    def steps(self, token: TokenView) -> Iterator[Step]:
-        """Yield what the layer computes at one position; the last step is its output."""
-        y = self.residual_projection(token.seen(self.residual_input).flatten())
-        yield Step(name="layer", title=type(self).__name__, formula="y = f(x)", numbers={"x": token.x, "y": y})

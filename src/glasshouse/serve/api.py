@@ -19,9 +19,8 @@ from glasshouse.serve.runtime.exchange import DisconnectedError
 from glasshouse.serve.runtime.grammars import Asked, Grammars, asked_grammar
 from glasshouse.serve.runtime.preparation import Preparation
 from glasshouse.serve.runtime.runner import Runner
-from glasshouse.serve.schema import fields as strict_json
 from glasshouse.serve.schema.errors import ApiError
-from glasshouse.serve.schema.fields import Table
+from glasshouse.serve.schema.fields import Table, strict_loads
 from glasshouse.serve.schema.requests import Values
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.web import Log
@@ -148,7 +147,7 @@ def parse_json(body: bytes) -> object:
     glasshouse.serve.schema.errors.ApiError: the request is not valid JSON: NaN is not a JSON value.
     """
     try:
-        return strict_json.loads(body)
+        return strict_loads(body)
     except RecursionError:
         raise ApiError("the request is nested too deep; flatten it.") from None
     except ValueError as error:

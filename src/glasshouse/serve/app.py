@@ -12,7 +12,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
 from starlette.routing import Route
 
-import glasshouse
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
 from glasshouse.serve.answers.kept import CANDIDATES
@@ -29,6 +28,7 @@ from glasshouse.serve.runtime.exchange import DisconnectedError
 from glasshouse.serve.schema import openapi
 from glasshouse.serve.schema.errors import REQUEST_ID, ApiError, json_response, timed_out, unavailable
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.version import __version__
 
 Endpoint = Callable[[Api, Request], Awaitable[Response]]
 
@@ -134,7 +134,7 @@ def _description(api: Api, served: ServedModel) -> JsonDict:
 
 async def props(api: Api, request: Request) -> Response:
     """Say what the models can do."""
-    found: JsonDict = {"version": glasshouse.__version__, "models": [_props(one) for one in api.models.values()]}
+    found: JsonDict = {"version": __version__, "models": [_props(one) for one in api.models.values()]}
     if api.answers is not None:
         limits = {"max_answers": api.answers.max_answers, "max_bytes": api.answers.max_bytes}
         found["look"] = {**limits, "candidates": CANDIDATES}

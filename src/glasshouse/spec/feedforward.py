@@ -1,15 +1,12 @@
-"""Feed-forward layers: each kind with its activation and its parameters."""
+"""Feed-forward layers: each kind with its activation."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from glasshouse import registry
 from glasshouse.config import Settings
-
-if TYPE_CHECKING:
-    from glasshouse.spec.model import TransformerSpec
 
 
 class FeedForward(Settings, registry.Kind):
@@ -18,11 +15,6 @@ class FeedForward(Settings, registry.Kind):
     build_arguments = "the spec"
 
     gated: ClassVar[bool] = False
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters of one layer."""
-        d_up = s.d_ff * (2 if self.gated else 1)
-        return s.d_model * d_up + s.d_ff * s.d_model + s.ffn_bias * (d_up + s.d_model)
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,11 @@
-"""Heads: what a model computes from its hidden states, each kind with its settings and its parameters."""
+"""Heads: what a model computes from its hidden states, each kind with its settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from glasshouse.config import Settings, require, require_positive
-
-if TYPE_CHECKING:
-    from glasshouse.spec.model import TransformerSpec
 
 Pooling = Literal["first", "mean", "last"]
 
@@ -19,10 +16,6 @@ class NoHead(Settings):
 
     kind: ClassVar[str] = "none"
 
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters of the head."""
-        return 0
-
 
 @dataclass(frozen=True)
 class Pooled(Settings):
@@ -32,10 +25,6 @@ class Pooled(Settings):
     pooling: Pooling = "mean"  # the token whose hidden state is taken, or their mean
     dense: bool = False  # a linear layer and tanh after pooling, as in BERT
     normalize: bool = False  # gh.embed scales its vectors to unit length
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters of the head."""
-        return self.dense * dense_parameters(s)
 
 
 @dataclass(frozen=True)
@@ -54,10 +43,6 @@ class NextToken(Settings):
     def check(self) -> None:
         require(self.n_draft_heads >= 0, "next_token.n_draft_heads", self.n_draft_heads, "0 or more")
 
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters of the head."""
-        return vocabulary_parameters(s, self.tied, self.bias) + self.n_draft_heads * dense_parameters(s)
-
 
 @dataclass(frozen=True)
 class MaskedToken(Settings):
@@ -67,11 +52,6 @@ class MaskedToken(Settings):
     tied: bool = True  # the unembedding is the token embedding
     bias: bool = True  # a bias on the logits
     transform: bool = True  # a linear layer, activation and norm before the logits, as in BERT
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters of the head."""
-        transform = dense_parameters(s) + s.norm.n_parameters(s.d_model)
-        return vocabulary_parameters(s, self.tied, self.bias) + self.transform * transform
 
 
 @dataclass(frozen=True)
@@ -87,10 +67,6 @@ class SequenceClassification(Settings):
     def check(self) -> None:
         require_labels(self)
 
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters of the head."""
-        return self.dense * dense_parameters(s) + (s.d_model + 1) * self.n_labels
-
 
 @dataclass(frozen=True)
 class TokenClassification(Settings):
@@ -102,20 +78,6 @@ class TokenClassification(Settings):
 
     def check(self) -> None:
         require_labels(self)
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters of the head."""
-        return (s.d_model + 1) * self.n_labels
-
-
-def dense_parameters(s: TransformerSpec) -> int:
-    """Return the number of parameters of a linear layer from d_model to d_model."""
-    return (s.d_model + 1) * s.d_model
-
-
-def vocabulary_parameters(s: TransformerSpec, tied: bool, bias: bool) -> int:
-    """Return the number of parameters of an unembedding, without a matrix if it is tied."""
-    return (not tied) * s.vocab_size * s.d_model + bias * s.vocab_size
 
 
 def require_labels(head: SequenceClassification | TokenClassification) -> None:

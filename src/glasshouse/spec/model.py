@@ -76,7 +76,7 @@ class TransformerSpec(Settings):
             self._derive("d_head", self.d_model // self.n_heads)
         rule = f"a divisor of n_heads = {self.n_heads}"
         require(self.n_heads % self.n_kv_heads == 0, "n_kv_heads", self.n_kv_heads, rule)
-        self.position.check_spec(self)
+        self.position.check_sizes(self.d_model, self.d_head)
         for name in ("dropout", "attention_dropout", "embed_dropout"):
             require(0 <= getattr(self, name) < 1, name, getattr(self, name), "at least 0 and below 1")
         for name in ("attention_scale", "attention_softcap"):

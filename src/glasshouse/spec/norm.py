@@ -1,4 +1,4 @@
-"""Norms: each kind with its settings and its parameters."""
+"""Norms: each kind with its settings."""
 
 from __future__ import annotations
 
@@ -14,10 +14,6 @@ class Norm(Settings, registry.Kind):
 
     build_arguments = "its settings and the width"
 
-    def n_parameters(self, width: int) -> int:
-        """Return the number of parameters of a norm over `width` coordinates."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class LayerNorm(Norm):
@@ -30,9 +26,6 @@ class LayerNorm(Norm):
     def check(self) -> None:
         require_positive(self, "eps")
 
-    def n_parameters(self, width: int) -> int:
-        return width * (2 if self.bias else 1)
-
 
 @dataclass(frozen=True)
 class RMSNorm(Norm):
@@ -43,9 +36,6 @@ class RMSNorm(Norm):
 
     def check(self) -> None:
         require_positive(self, "eps")
-
-    def n_parameters(self, width: int) -> int:
-        return width
 
 
 registry.add(LayerNorm, RMSNorm)

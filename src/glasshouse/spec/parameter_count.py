@@ -2,7 +2,20 @@
 
 from __future__ import annotations
 
+from typing import assert_never
+
+from glasshouse.spec.head import (
+    Head,
+    MaskedToken,
+    NextToken,
+    NoHead,
+    Pooled,
+    SequenceClassification,
+    TokenClassification,
+)
 from glasshouse.spec.model import EncoderSpec, Seq2SeqSpec, Spec, TransformerSpec
+from glasshouse.spec.norm import LayerNorm
+from glasshouse.spec.position import Learned, Relative
 
 
 def count_by_arithmetic(spec: Spec) -> int:
@@ -12,7 +25,7 @@ def count_by_arithmetic(spec: Spec) -> int:
     >>> f"{count_by_arithmetic(preset('gpt2')):,}"
     '124,439,808'
     """
-    total = spec.vocab_size * spec.d_model + spec.head.n_parameters(spec)
+    total = spec.vocab_size * spec.d_model + _head(spec.head, spec)
     match spec:
         case Seq2SeqSpec():
             total += _stack(spec, spec.n_encoder_layers)
@@ -25,8 +38,55 @@ def count_by_arithmetic(spec: Spec) -> int:
 
 
 def _stack(s: TransformerSpec, n_layers: int, *, cross: bool = False) -> int:
-    norm = s.norm.n_parameters(s.d_model)
     norms = (3 if cross else 2) * (2 if s.norm_placement == "sandwich" else 1)
-    attention = s.attention.n_parameters(s) + cross * s.attention.n_cross_parameters(s)
-    block = attention + s.feedforward.n_parameters(s) + norms * norm
-    return s.position.n_parameters(s) + n_layers * block + (s.embed_norm + s.final_norm) * norm
+    block = (2 if cross else 1) * _attention(s) + _feedforward(s) + norms * _norm(s, s.d_model)
+    return _positions(s) + n_layers * block + (s.embed_norm + s.final_norm) * _norm(s, s.d_model)
+
+
+def _attention(s: TransformerSpec) -> int:
+    d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
+    matrices = s.d_model * (d_query + 2 * d_key) + d_query * s.d_model
+    biases = s.qkv_bias * (d_query + 2 * d_key) + s.out_bias * s.d_model
+    return matrices + biases + s.qk_norm * 2 * _norm(s, s.d_head)
+
+
+def _feedforward(s: TransformerSpec) -> int:
+    d_up = s.d_ff * (2 if s.feedforward.gated else 1)
+    return s.d_model * d_up + s.d_ff * s.d_model + s.ffn_bias * (d_up + s.d_model)
+
+
+def _norm(s: TransformerSpec, width: int) -> int:
+    return width * (2 if isinstance(s.norm, LayerNorm) and s.norm.bias else 1)
+
+
+def _positions(s: TransformerSpec) -> int:
+    match s.position:
+        case Learned():
+            return (s.max_len + s.position.offset) * s.d_model
+        case Relative():
+            return s.position.n_buckets * s.n_heads
+        case _:
+            return 0
+
+
+def _head(head: Head, s: TransformerSpec) -> int:
+    dense = (s.d_model + 1) * s.d_model  # a linear layer from d_model to d_model
+    match head:
+        case NoHead():
+            return 0
+        case Pooled():
+            return head.dense * dense
+        case NextToken():
+            return _unembedding(head, s) + head.n_draft_heads * dense
+        case MaskedToken():
+            return _unembedding(head, s) + head.transform * (dense + _norm(s, s.d_model))
+        case SequenceClassification():
+            return head.dense * dense + (s.d_model + 1) * head.n_labels
+        case TokenClassification():
+            return (s.d_model + 1) * head.n_labels
+        case _:
+            assert_never(head)
+
+
+def _unembedding(head: NextToken | MaskedToken, s: TransformerSpec) -> int:
+    return (not head.tied) * s.vocab_size * s.d_model + head.bias * s.vocab_size

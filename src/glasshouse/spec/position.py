@@ -1,4 +1,4 @@
-"""Position encodings: each kind with its settings, its parameters, its limit and what it asks of a model.
+"""Position encodings: each kind with its settings, its limit and the sizes that it needs.
 
 A setting belongs to its kind, so a rotary base cannot be combined with learned positions.
 """
@@ -7,14 +7,11 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from glasshouse import registry
 from glasshouse.config import Settings, require, require_positive
 from glasshouse.spec.init import Init, Xavier
-
-if TYPE_CHECKING:
-    from glasshouse.spec.model import TransformerSpec
 
 
 @dataclass(frozen=True)
@@ -84,12 +81,8 @@ class Position(Settings, registry.Kind):
     init: ClassVar[Init | None] = None  # the initialization that it needs, if any
     scales_embeddings: ClassVar[bool] = False  # whether token embeddings are multiplied by sqrt(d_model) by default
 
-    def check_spec(self, s: TransformerSpec) -> None:
+    def check_sizes(self, d_model: int, d_head: int) -> None:
         """Raise ConfigError for a model whose sizes do not fit."""
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        """Return the number of parameters in one stack."""
-        return 0
 
     def limit(self, max_len: int) -> int | None:
         """Return the length of the longest possible sequence in a model with this max_len; None: any length."""
@@ -113,8 +106,8 @@ class Sinusoidal(Position):
     scales_embeddings: ClassVar[bool] = True
     layout: Literal["pairs", "halves"] = "pairs"  # sines and cosines interleaved, or all sines first
 
-    def check_spec(self, s: TransformerSpec) -> None:
-        require(s.d_model % 2 == 0, "d_model", s.d_model, "even, as sinusoidal positions come in pairs")
+    def check_sizes(self, d_model: int, d_head: int) -> None:
+        require(d_model % 2 == 0, "d_model", d_model, "even, as sinusoidal positions come in pairs")
 
 
 @dataclass(frozen=True)
@@ -126,9 +119,6 @@ class Learned(Position):
 
     def check(self) -> None:
         require(self.offset >= 0, "learned.offset", self.offset, "0 or above")
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        return (s.max_len + self.offset) * s.d_model
 
     def limit(self, max_len: int) -> int:
         return max_len
@@ -146,8 +136,8 @@ class Rotary(Position):
     def check(self) -> None:
         require(1 < self.theta < math.inf, "rotary.theta", self.theta, "above 1")
 
-    def check_spec(self, s: TransformerSpec) -> None:
-        require(s.d_head % 2 == 0, "d_head", s.d_head, "even, as rotary positions rotate pairs")
+    def check_sizes(self, d_model: int, d_head: int) -> None:
+        require(d_head % 2 == 0, "d_head", d_head, "even, as rotary positions rotate pairs")
 
 
 @dataclass(frozen=True)
@@ -162,9 +152,6 @@ class Relative(Position):
         require(self.n_buckets >= 4, "relative.n_buckets", self.n_buckets, "at least 4")
         rule = f"above half of n_buckets ({self.n_buckets})"
         require(self.max_distance > self.n_buckets // 2, "relative.max_distance", self.max_distance, rule)
-
-    def n_parameters(self, s: TransformerSpec) -> int:
-        return self.n_buckets * s.n_heads
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
+from glasshouse.inspection import walkthrough
 from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
 from glasshouse.layers.linear.linear import Linear
-from glasshouse.layers.step import LinearStep, Step
-from glasshouse.layers.sublayer import VECTORS, LayerSite, TokenView
+from glasshouse.layers.sublayer import VECTORS, LayerSite
 from glasshouse.objectives import CausalLM, cross_entropy
 from glasshouse.spec import TransformerSpec
 
@@ -57,11 +57,14 @@ class GatedAttention(Attention):
         count.add(self.gate, trained)
         return super().add_flops(count, trained)
 
-    def steps(self, token: TokenView) -> Iterator[Step]:
-        *most, out = super().steps(token)
-        yield from most
-        yield LinearStep(name="gate", title="Output gate", linear=self.gate, x=token.x, y=self.gate(token.x))
-        yield out
+
+@walkthrough.steps.register
+def _(layer: GatedAttention, token: walkthrough.TokenView) -> Iterator[walkthrough.WalkthroughStep]:
+    *most, out = walkthrough.attention_steps(layer, token)
+    yield from most
+    gate = layer.gate(token.x)
+    yield walkthrough.LinearStep(name="gate", title="Output gate", linear=layer.gate, x=token.x, y=gate)
+    yield out
 
 
 @dataclass(frozen=True)

@@ -183,7 +183,7 @@ def generate(
         sequences = n if beams == 1 else 1
         length = max_len or gh.generation.required_lengths(found, [ids], options)[0]
         source = len(ids) if translates else 0
-    gh.generation.engine.capacity.check_beams(found, beams, length, source)
+    gh.generation.check_beams(found, beams, length, source)
     rows = slots or max(beams, gh.generation.choose_slots(found, length, source, sequences * beams))
     engine = gh.Engine(
         found,

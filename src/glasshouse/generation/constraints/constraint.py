@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Protocol
-
-from glasshouse.errors import InputError
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from glasshouse.generation.engine.slots import SequenceState
-    from glasshouse.generation.sampling.sampling_slots import SamplingSlots
 
 
 TOO_COMPLEX = "the constraint takes too much work after this output"  # how such an error begins
@@ -41,18 +36,3 @@ def start_constraint(
 ) -> ConstraintState | None:
     """Return the state of a new request; None if it has no constraint."""
     return None if constraint is None else constraint.start(vocab_size, end_ids)
-
-
-def write_masks(seqs: Sequence[SequenceState], slots: SamplingSlots) -> None:
-    """Before a step, write what each constrained sequence may sample; one whose mask takes too much fails."""
-    rows, masks = [], []
-    for seq in seqs:
-        state = seq.request.constraint
-        if state is not None and not seq.request.done:
-            try:
-                masks.append(state.allowed())
-                rows.append(seq.slot)
-            except InputError as error:
-                seq.request.fail(str(error))
-    if rows:
-        slots.set_allowed(rows, masks)

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from glasshouse.generation.constraints.constraint import write_masks
+from glasshouse.errors import InputError
 from glasshouse.generation.engine.cuda_graphs import Graphs, bucket, copy_to_device
 from glasshouse.generation.engine.inference_model import Weights, compile_decode, make_cache, prepare_for_inference
 from glasshouse.generation.engine.prefill import NewPrompt, Prefill
@@ -90,12 +90,26 @@ class ModelRunner:
         self._start_decoding([chunk for chunk in (*step.chunks, *mixed) if chunk.is_last])
         if not step.decoding:
             return None
-        write_masks(step.decoding, self.sampler.slots)
+        self._write_constraint_masks(step.decoding)
         drafts = None if self.speculator is None else self.speculator.propose(step.decoding, self.sampler)
         output = self._decode_step(step) if drafts is None else self._verify_step(step.decoding, drafts)
         if self.speculator is not None:
             self.speculation.add(output.sampled.counts, output.written)
         return output
+
+    def _write_constraint_masks(self, seqs: Sequence[SequenceState]) -> None:
+        """Write what each constrained sequence may sample next; one whose mask takes too much work fails."""
+        rows, masks = [], []
+        for seq in seqs:
+            state = seq.request.constraint
+            if state is not None and not seq.request.done:
+                try:
+                    masks.append(state.allowed())
+                    rows.append(seq.slot)
+                except InputError as error:
+                    seq.request.fail(str(error))
+        if rows:
+            self.sampler.slots.set_allowed(rows, masks)
 
     def _prefill_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
         """Prefill chunks of prompts, as many as possible in one pass."""

@@ -12,8 +12,8 @@ from typing import Any
 
 from glasshouse.config import JsonDict
 from glasshouse.generation.constraints.compiler import JSON_OPTIONS
-from glasshouse.serve.schema import fields as strict_json
 from glasshouse.serve.schema.errors import ApiError
+from glasshouse.serve.schema.fields import strict_loads
 from glasshouse.serve.schema.requests import MAX_GRAMMAR, Values, joined_text
 from glasshouse.serve.served_model import ServedModel
 
@@ -168,6 +168,6 @@ class ToolCallParser:
 
 def _parse_json(text: str) -> Any:  # noqa: ANN401 - any JSON value, or None
     try:
-        return strict_json.loads(text)
+        return strict_loads(text)
     except (ValueError, RecursionError):
         return None

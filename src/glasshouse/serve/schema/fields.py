@@ -283,10 +283,10 @@ class Table(Field):
         }
 
 
-def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
+def strict_loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
     """Parse JSON; raise ValueError also for NaN and Infinity, and for numbers that a float cannot hold.
 
-    >>> loads('{"a": 1e999}')
+    >>> strict_loads('{"a": 1e999}')
     Traceback (most recent call last):
     ...
     ValueError: 1e999 is beyond the range of a number

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-import glasshouse
 from glasshouse.config import JsonDict
-from glasshouse.serve.schema import requests as protocol
+from glasshouse.serve.schema import requests
 from glasshouse.serve.schema.fields import Table
+from glasshouse.version import __version__
 
 POSTS: Mapping[str, tuple[str, Table]] = {
-    "/v1/completions": ("Continue a prompt.", protocol.COMPLETIONS),
-    "/v1/chat/completions": ("Reply to a conversation.", protocol.CHAT),
-    "/v1/responses": ("Reply to a conversation, without state.", protocol.RESPONSES),
-    "/v1/embeddings": ("Embed texts.", protocol.EMBEDDINGS),
-    "/tokenize": ("Encode a text or a conversation.", protocol.TOKENIZE),
-    "/detokenize": ("Decode token ids.", protocol.DETOKENIZE),
+    "/v1/completions": ("Continue a prompt.", requests.COMPLETIONS),
+    "/v1/chat/completions": ("Reply to a conversation.", requests.CHAT),
+    "/v1/responses": ("Reply to a conversation, without state.", requests.RESPONSES),
+    "/v1/embeddings": ("Embed texts.", requests.EMBEDDINGS),
+    "/tokenize": ("Encode a text or a conversation.", requests.TOKENIZE),
+    "/detokenize": ("Decode token ids.", requests.DETOKENIZE),
 }
 GETS = {
     "/v1/models": "List the models.",
@@ -28,7 +28,7 @@ GETS = {
 }
 # Beside the page.
 ANSWER = {"/v1/answers/{id}": "An answer with what each token was drawn from."}
-COMPARISON = {"/v1/answers/comparison": ("Where two answers part.", protocol.ANSWER_COMPARISON)}
+COMPARISON = {"/v1/answers/comparison": ("Where two answers part.", requests.ANSWER_COMPARISON)}
 
 
 def document(models: Iterable[str], *, look: bool = False) -> JsonDict:
@@ -53,7 +53,7 @@ def document(models: Iterable[str], *, look: bool = False) -> JsonDict:
                 paths[path]["get"]["parameters"] = [given]
     return {
         "openapi": "3.1.0",
-        "info": {"title": "Glasshouse", "version": glasshouse.__version__},
+        "info": {"title": "Glasshouse", "version": __version__},
         "components": {"securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
         "paths": paths,
     }

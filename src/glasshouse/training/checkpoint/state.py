@@ -30,7 +30,7 @@ from glasshouse.models.builder import instantiate
 from glasshouse.models.weights import first_names
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
-from glasshouse.training.checkpoint import shards as chunks
+from glasshouse.training.checkpoint import shards
 from glasshouse.training.checkpoint.shards import is_split, owned_chunks, read_like, write_folder
 from glasshouse.training.checkpoint.store import CheckpointData, Checkpoints, read
 from glasshouse.training.distributed.fsdp import gathered, whole
@@ -165,16 +165,16 @@ class Checkpointer:
                     "the base model of this run (model.from) has changed since the run began; restore the old one, "
                     "or start a new run by train.out=FOLDER."
                 )
-            chunks.load(self.model.state_dict(), data.saved, "trainable.")
+            shards.load(self.model.state_dict(), data.saved, "trainable.")
         else:
             spec, weights = saved_weights(self.checkpoints.folder(step))
             self._check_spec(spec, step)
-            chunks.load(self.model.state_dict(), weights)
+            shards.load(self.model.state_dict(), weights)
         load_optimizer_state(data, self.train_step.optimizer)
         self.train_step.load_state_dict(data.metadata["grad_scaler"])
         if self.ema is not None:
             self.ema.updates = data.metadata["ema_updates"]
-            chunks.load(self.ema.weights, data.saved, "ema.")
+            shards.load(self.ema.weights, data.saved, "ema.")
         load_rng_state(data)
         self.state.restore(data.metadata["trainer_state"])
 
@@ -232,11 +232,11 @@ class Checkpointer:
         folder = self.checkpoints.folder(step)
         tensors = read(folder, self.processes).saved
         if self.ema is not None:
-            chunks.load(self.model.state_dict(), tensors, "ema.")
+            shards.load(self.model.state_dict(), tensors, "ema.")
         elif self.has_lora:
-            chunks.load(self.model.state_dict(), tensors, "trainable.")
+            shards.load(self.model.state_dict(), tensors, "trainable.")
         else:
-            chunks.load(self.model.state_dict(), saved_weights(folder)[1])
+            shards.load(self.model.state_dict(), saved_weights(folder)[1])
 
     @contextmanager
     def report_write_errors(self) -> Iterator[None]:

@@ -3,31 +3,27 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
+from glasshouse.data import Batches, Dataset, MapDataset
+from glasshouse.data.stream_dataset import StreamDataset
 from glasshouse.errors import InputError
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss.cross_entropy import LossFn
-
-if TYPE_CHECKING:
-    from glasshouse.training.trainer import Trainer
-
-
-import hashlib
-from dataclasses import fields
-
-from glasshouse.data import Batches, Dataset, MapDataset
-from glasshouse.data.stream_dataset import StreamDataset
 from glasshouse.spec import Seq2SeqSpec, Spec
 from glasshouse.text import Tokenizer
 from glasshouse.training.run import Run
 from glasshouse.training.setup.datasets import Datasets, given_tokenizer
+
+if TYPE_CHECKING:
+    from glasshouse.training.trainer import Trainer
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 

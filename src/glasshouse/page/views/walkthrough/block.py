@@ -8,12 +8,10 @@ import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict
-from glasshouse.inspection import record
+from glasshouse.inspection import record, walkthrough
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.layers.context import Context
-from glasshouse.layers.step import Step
-from glasshouse.layers.sublayer import TokenView
 from glasshouse.page import serialization
 from glasshouse.page.views.walkthrough.card import card, norm_card, step_card
 from glasshouse.page.views.walkthrough.token_path import TokenPath, memory_of
@@ -75,7 +73,7 @@ def _sublayer(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]
     if order != "post":
         given = residual.norm(x)
         yield norm_card(f"{part}.norm", residual.norm, x, given)
-    steps = layer.steps(_token(path, part, given, recorded))
+    steps = walkthrough.steps(layer, _token(path, part, given, recorded))
     *most, last = (step_card(part, step, _step_site(path, step)) for step in steps)
     yield from most
     if order == "sandwich":  # the output norm follows the layer
@@ -92,9 +90,9 @@ def _sublayer(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]
         yield card(f"{part}.add", "add", path.site(after_site), x=x, added=added, y=after)
 
 
-def _token(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -> TokenView:
+def _token(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -> walkthrough.TokenView:
     """Return the selected position as the steps of a layer need it."""
-    return TokenView(
+    return walkthrough.TokenView(
         x=x,
         seen=lambda name: path.from_kernel(name) if name in path.kernel_sites else recorded[name],
         index=path.position,
@@ -106,7 +104,7 @@ def _token(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -
     )
 
 
-def _step_site(path: TokenPath, step: Step) -> str:
+def _step_site(path: TokenPath, step: walkthrough.WalkthroughStep) -> str:
     """Return the name of the site of a step, with its index; "" if it has none."""
     index = ", ".join(f"{axis}={number}" for axis, number in step.index.items())
     return f"{path.prefix}{step.site}.{path.layer}[{index}]" if step.site else ""

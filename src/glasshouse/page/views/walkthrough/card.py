@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict
+from glasshouse.inspection.walkthrough import LinearStep, NormStep, WalkthroughStep, norm_statistics
 from glasshouse.layers.lora import LoRALinear
-from glasshouse.layers.step import LinearStep, NormStep, Step
 from glasshouse.page import serialization
 
 CORNER = 8  # rows and columns of a weight matrix
@@ -30,7 +30,7 @@ def _sent(value: object) -> object:
             return value
 
 
-def step_card(node: str, step: Step, site: str) -> JsonDict:
+def step_card(node: str, step: WalkthroughStep, site: str) -> JsonDict:
     """Return the card of a step of a layer."""
     match step:
         case LinearStep():
@@ -45,7 +45,7 @@ def step_card(node: str, step: Step, site: str) -> JsonDict:
 
 def norm_card(node: str, norm: Any, x: Tensor, y: Tensor | None = None, site: str = "") -> JsonDict:  # noqa: ANN401
     """Return the card of a norm with its statistics."""
-    return card(node, "norm", site, x=x, y=norm(x) if y is None else y, **norm.statistics(x))
+    return card(node, "norm", site, x=x, y=norm(x) if y is None else y, **norm_statistics(norm, x))
 
 
 def linear_card(

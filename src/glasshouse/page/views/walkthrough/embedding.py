@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from glasshouse.config import JsonDict
+from glasshouse.inspection.walkthrough import embed_step
 from glasshouse.layers.embedding import SegmentEmbedding
 from glasshouse.page import serialization
 from glasshouse.page.views.walkthrough.card import CORNER, card, norm_card, step_card
@@ -26,7 +27,7 @@ def embedding_steps(path: TokenPath) -> list[JsonDict]:
     if isinstance(segment, SegmentEmbedding):
         x, before = segment(x[None, None], None)[0, 0], x
         cards.append(card("embed", "segment", x=before, added=segment.table.weight[0], y=x))
-    if (step := position.embed_step(x, path.position_ids)) is not None:
+    if (step := embed_step(position, x, path.position_ids)) is not None:
         cards.append(step_card("embed", step, ""))
         x = position.embed(x[None, None], path.position_ids)[0, 0]
     if not isinstance(path.stack.embed_norm, nn.Identity):
