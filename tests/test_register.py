@@ -161,7 +161,7 @@ def test_an_optimizer_and_a_schedule_of_ones_own(tmp_path: Path) -> None:
     class Rates(gh.training.Callback):
         def on_step_end(self, trainer: gh.training.Trainer, step: int, metrics: dict[str, Any]) -> None:
             used.append(metrics["lr"])
-            assert isinstance(trainer.setup.train_step.optimizer, torch.optim.SGD)
+            assert isinstance(trainer.train_step.optimizer, torch.optim.SGD)
 
     gh.train(gh.Run.from_dict(table), progress=False, callbacks=[Rates()])
     assert used == [0.5, 0.5, 0.25, 0.25, 0.125]

@@ -28,7 +28,7 @@ from glasshouse.training import Run, StoppedError, recipes, train
 from glasshouse.training import trainer as loop
 from glasshouse.training import trainer as validation
 from glasshouse.training.logging.progress import SilentReporter
-from glasshouse.training.recovery import locate_nonfinite
+from glasshouse.training.nonfinite import locate_nonfinite
 from glasshouse.training.step import TrainStep
 
 pytestmark = pytest.mark.slow

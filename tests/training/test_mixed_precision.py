@@ -12,8 +12,8 @@ from glasshouse.data import Batch
 from glasshouse.layers import lora
 from glasshouse.layers.linear.float8 import Float8Linear
 from glasshouse.objectives.loss.cross_entropy import compute_loss
-from glasshouse.training.setup.components import resolve_precision
 from glasshouse.training.setup.model import checkpoint_activations
+from glasshouse.training.setup.resolve import resolve_precision
 from glasshouse.training.step import LowPrecisionCopy, TrainStep
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse.data import Batch
-from glasshouse.training.recovery import locate_nonfinite
+from glasshouse.training.nonfinite import locate_nonfinite
 
 
 def batch() -> Batch:

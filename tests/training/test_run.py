@@ -13,7 +13,7 @@ import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.training import Data, Run, train
 from glasshouse.training.run import NewModel, Pretrained
-from glasshouse.training.setup.model import data_kind
+from glasshouse.training.setup.resolve import data_kind
 
 # Where it writes
 

@@ -10,10 +10,9 @@ from glasshouse.training.optimizer import Optimizer
 from glasshouse.training.result import Result
 from glasshouse.training.run import Data, Run, Train, recipes
 from glasshouse.training.schedule import Schedule
-from glasshouse.training.setup.custom import Callback
 from glasshouse.training.setup.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.signals import StoppedError
-from glasshouse.training.trainer import Trainer
+from glasshouse.training.trainer import Callback, Trainer
 
 __all__ = [
     "Callback",

@@ -1,4 +1,7 @@
-"""A run from its settings to its result: the device and the processes, the data, the model, the loop."""
+"""`train`: a run from its settings to its result.
+
+Its settings are resolved, its folder claimed, its data prepared, its trainer built; then the loop runs.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +10,22 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss.cross_entropy import LossFn
 from glasshouse.training.checkpoint.folder import lock_run, run_folder
 from glasshouse.training.distributed.failures import watch_agent, watched
-from glasshouse.training.distributed.processes import Processes, is_main_process, join_processes
+from glasshouse.training.distributed.processes import is_main_process, join_processes
 from glasshouse.training.logging.progress import Display, ProgressReporter, SilentReporter
-from glasshouse.training.logging.trackers import Trackers
-from glasshouse.training.recovery import Recovery
 from glasshouse.training.result import Result, save_result
-from glasshouse.training.run import Pretrained, Run
-from glasshouse.training.setup.components import Setup, check_objective, describe, make_setup, resolve_precision
-from glasshouse.training.setup.custom import AnyDatasets, Callback, Custom, MakeOptimizer, custom_datasets
-from glasshouse.training.setup.datasets import describe_files, prepare_datasets, units_of, with_kind
-from glasshouse.training.setup.model import check_new_model, data_kind, load_base
+from glasshouse.training.run import Run
+from glasshouse.training.setup.build import build_trainer, describe
+from glasshouse.training.setup.custom import AnyDatasets, Custom, MakeOptimizer, custom_datasets
+from glasshouse.training.setup.datasets import describe_files, prepare_datasets, units_of
+from glasshouse.training.setup.resolve import Resolved, resolve
 from glasshouse.training.signals import Signals, StoppedError
-from glasshouse.training.trainer import Trainer
+from glasshouse.training.trainer import Callback
 
 STOPPING = "stopping after this step, with a checkpoint; Ctrl-C again stops at once"
 
@@ -72,67 +71,42 @@ def train(
         shows = progress and is_main_process()
         with Display(units_of(run.data)).open() if shows else nullcontext(SilentReporter()) as shown:
             return train(run, shown, callbacks=callbacks, objective=objective, optimizer=optimizer, dataset=dataset)
-    custom = Custom(tuple(callbacks), objective, optimizer, dataset)
-    device = machine.resolve(run.train.device, "train.device")  # fails before the data are prepared
-    if not isinstance(run.model, Pretrained):
-        check_new_model(run)  # likewise
-    resolve_precision(run.train.precision, device)  # likewise
+    if unknown := [one for one in callbacks if not isinstance(one, Callback)]:
+        raise InputError(f"callbacks has {unknown[0]!r}, but each must be a gh.training.Callback.")
+    custom = Custom(objective, optimizer, dataset)
+    device = machine.resolve(run.train.device, "train.device")
     with (
         watch_agent(),
         join_processes(run.train.parallel, device) as (processes, device),
         watched(processes),
     ):
-        return _train_in(run, custom, processes, device, progress if processes.is_main else SilentReporter())
+        progress = progress if processes.is_main else SilentReporter()
+        resolved = resolve(run, custom, processes, device, progress)
+        with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
+            return _train_in(folder, resolved, progress, callbacks)
 
 
-def _train_in(
-    run: Run, custom: Custom, processes: Processes, device: torch.device, progress: ProgressReporter
-) -> Result:
-    """Prepare the data in the run folder, which the main process alone locks and writes, and train."""
-    chosen = custom.choose_objective(run.train.objective)
-    if chosen is not None:
-        check_objective(chosen, run.train, processes)  # before the data are prepared
-    if custom.dataset is not None and run.train.objective is not None:
-        raise InputError(
-            f"train.objective is {run.train.objective.kind!r} and dataset is given, but that objective takes its own "
-            "data; leave one of them out."
-        )
-    with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
-        for note in run.notes:
-            progress.log(note)
-        progress.log(f"folder   {folder}")
-        progress.log(f"data     {describe_files(run.data) if custom.dataset is None else 'a dataset of your own'}")
-        progress.log("stop     Ctrl-C saves a checkpoint and stops; run the same command again to resume")
-        base = None
-        if isinstance(run.model, Pretrained):
-            progress.stage("loading the model to start from", 0, 0)
-            base = load_base(run.model.source, run.data, needs_tokenizer=custom.dataset is None)
-        choice = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None, chosen))
-        known = base[1] if base else chosen.tokenizer() if chosen else None
-        if custom.dataset is not None:
-            datasets: AnyDatasets = custom_datasets(custom.dataset, run, known)
-        else:
-            with processes.main_first():
-                datasets = prepare_datasets(choice, folder, known, progress.stage)
-        with Signals(lambda: progress.log(STOPPING)) as signals:
-            progress.stage("building the model", 0, 0)
-            setup = make_setup(run, folder, device, datasets, base, progress, signals, processes, custom)
-            return _train(setup, custom.callbacks)
-
-
-def _train(setup: Setup, callbacks: Sequence[Callback]) -> Result:
-    """Resume, run the remaining steps and save the result."""
-    for line in describe(setup):
-        setup.reporter.log(line)
-    recovery = Recovery(setup)
-    recovery.resume()
-    folder = setup.folder
-    start, writes = setup.state.unwritten, setup.processes.is_main
-    trackers = Trackers(folder, setup.run.train.wandb, folder.name, start, writes=writes)
-    try:
-        Trainer(setup, recovery, trackers, callbacks).fit()
-        return save_result(setup)
-    except StoppedError as stopped:
-        raise StoppedError(stopped.number, setup.state.step) from None
-    finally:
-        trackers.close()
+def _train_in(folder: Path, resolved: Resolved, progress: ProgressReporter, callbacks: Sequence[Callback]) -> Result:
+    """Prepare the data in the run folder, which the main process alone locks and writes; build the trainer, train."""
+    run, dataset = resolved.run, resolved.custom.dataset
+    for note in run.notes:
+        progress.log(note)
+    progress.log(f"folder   {folder}")
+    progress.log(f"data     {describe_files(run.data) if dataset is None else 'a dataset of your own'}")
+    progress.log("stop     Ctrl-C saves a checkpoint and stops; run the same command again to resume")
+    if dataset is not None:
+        datasets: AnyDatasets = custom_datasets(dataset, run, resolved.tokenizer)
+    else:
+        with resolved.processes.main_first():
+            datasets = prepare_datasets(resolved.data, folder, resolved.tokenizer, progress.stage)
+    with Signals(lambda: progress.log(STOPPING)) as signals:
+        progress.stage("building the model", 0, 0)
+        trainer = build_trainer(resolved, datasets, folder, progress, signals, callbacks)
+        for line in describe(trainer):
+            progress.log(line)
+        try:
+            trainer.resume()
+            trainer.fit()
+            return save_result(trainer)
+        except StoppedError as stopped:
+            raise StoppedError(stopped.number, trainer.state.step) from None

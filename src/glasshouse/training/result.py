@@ -16,9 +16,8 @@ from glasshouse.models import Model
 from glasshouse.training.checkpoint.folder import ADAPTER
 from glasshouse.training.logging import plots
 from glasshouse.training.run import Pretrained
-from glasshouse.training.setup.components import Setup
 from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets
-from glasshouse.training.trainer import shared_sums
+from glasshouse.training.trainer import Trainer
 
 ANSWERS = 200  # generated for the final report on pairs and conversations; generation is slow
 
@@ -46,76 +45,76 @@ class Result(HtmlDisplay):
         return f"<table><caption>{shown(str(self.folder))}, on the validation set</caption>{lines}</table>"
 
 
-def save_result(setup: Setup) -> Result:
+def save_result(trainer: Trainer) -> Result:
     """Save the final model, draw the plots and evaluate on the whole validation set."""
-    setup.reporter.stage("saving the model", 0, 0)
-    setup.processes.wait()  # for the last checkpoint, which the main process writes
-    saved_step, is_last = _load_best(setup)
-    with setup.ema.applied() if setup.ema is not None and is_last else nullcontext():
-        model = setup.checkpointer.save_model(setup.folder / MODEL, setup.objective.finish)
-        _save_adapter(setup)
-        by_parts = not setup.gathers or isinstance(setup.datasets, CustomDatasets)
-        report = _shared_report(setup) if by_parts else None
-    if setup.processes.is_main:
-        setup.reporter.stage("drawing plots", 0, 0)
-        with setup.checkpointer.report_write_errors():
-            plots.draw(setup.metrics, setup.folder)
-        report = report or _report(setup, model)
-    (report, *_) = setup.processes.gather(report)  # the others wait for it
+    trainer.reporter.stage("saving the model", 0, 0)
+    trainer.processes.wait()  # for the last checkpoint, which the main process writes
+    saved_step, is_last = _load_best(trainer)
+    with trainer.ema.applied() if trainer.ema is not None and is_last else nullcontext():
+        model = trainer.checkpointer.save_model(trainer.folder / MODEL, trainer.objective.finish)
+        _save_adapter(trainer)
+        by_parts = not trainer.gathers or isinstance(trainer.datasets, CustomDatasets)
+        report = _shared_report(trainer) if by_parts else None
+    if trainer.processes.is_main:
+        trainer.reporter.stage("drawing plots", 0, 0)
+        with trainer.checkpointer.report_write_errors():
+            plots.draw(trainer.metrics, trainer.folder)
+        report = report or _report(trainer, model)
+    (report, *_) = trainer.processes.gather(report)  # the others wait for it
     assert report is not None
-    coverage = setup.eval_samples, len(setup.val_samples)
-    return Result(setup.folder, model.eval(), setup.datasets, setup.state.step, report, saved_step, coverage)
+    coverage = trainer.eval_samples, len(trainer.val_samples)
+    return Result(trainer.folder, model.eval(), trainer.datasets, trainer.state.step, report, saved_step, coverage)
 
 
-def _load_best(setup: Setup) -> tuple[int, bool]:
+def _load_best(trainer: Trainer) -> tuple[int, bool]:
     """With patience, load the best weights; return the step of the weights, and whether it is the last."""
-    best, checkpointer = setup.state.best, setup.checkpointer
-    if not setup.run.train.patience or best is None or best[0] not in checkpointer.checkpoints.steps():
-        return setup.state.step, True
+    best, checkpointer = trainer.state.best, trainer.checkpointer
+    if not trainer.run.train.patience or best is None or best[0] not in checkpointer.checkpoints.steps():
+        return trainer.state.step, True
     checkpointer.load_weights(best[0])  # the EMA, if there is one
     return best[0], False
 
 
-def _report(setup: Setup, model: Model) -> Report:
+def _report(trainer: Trainer, model: Model) -> Report:
     """Evaluate the saved model, and generate answers, in one process."""
-    assert not isinstance(setup.datasets, CustomDatasets)
+    assert not isinstance(trainer.datasets, CustomDatasets)
 
     def progress(stage: str, done: int, total: int) -> None:
-        setup.signals.check()
-        setup.reporter.stage(stage, done, total)
+        trainer.signals.check()
+        trainer.reporter.stage(stage, done, total)
 
     return evaluate(
-        model.to(setup.device).eval(),
-        setup.datasets.tok,
-        setup.datasets.validation,
-        seq_len=setup.run.data.seq_len,
-        batch_size=setup.micro_batch_size,
+        model.to(trainer.device).eval(),
+        trainer.datasets.tok,
+        trainer.datasets.validation,
+        seq_len=trainer.run.data.seq_len,
+        batch_size=trainer.micro_batch_size,
         generate=ANSWERS,
-        objective=setup.objective,
+        objective=trainer.objective,
         progress=progress,
     )
 
 
-def _shared_report(setup: Setup) -> Report:
+def _shared_report(trainer: Trainer) -> Report:
     """Evaluate in all processes, without answers: a model that no device can hold, or samples of no corpus."""
-    count, datasets = len(setup.val_samples), setup.datasets
-    kind = setup.objective.data_kind if isinstance(datasets, CustomDatasets) else datasets.validation.kind
-    sums = shared_sums(setup, count, setup.token_bytes)
+    count, datasets = len(trainer.val_samples), trainer.datasets
+    kind = trainer.objective.data_kind if isinstance(datasets, CustomDatasets) else datasets.validation.kind
+    sums = trainer.validation_sums(count)
     return Report(kind or "text", sums.metrics(), sums.n_targets, [], n_items=count, n_evaluated=count)
 
 
-def _save_adapter(setup: Setup) -> None:
+def _save_adapter(trainer: Trainer) -> None:
     """Save the LoRA weights alone, in PEFT's format."""
-    run, log = setup.run, setup.reporter.log
+    run, log = trainer.run, trainer.reporter.log
     if run.train.lora is None or not isinstance(run.model, Pretrained):
         return
-    if setup.resized:
+    if trainer.resized:
         log("no adapter files: the head or the vocabulary differs from the base model's")
         return
-    if (model := setup.plain_model()) is None or (attached := lora.attached(model)) is None:
+    if (model := trainer.plain_model()) is None or (attached := lora.attached(model)) is None:
         return
     try:
-        with setup.checkpointer.report_write_errors():
-            hub.save_adapter(model, attached, setup.folder / ADAPTER, run.model.source)
+        with trainer.checkpointer.report_write_errors():
+            hub.save_adapter(model, attached, trainer.folder / ADAPTER, run.model.source)
     except ConfigError as error:
         log(f"no adapter files: {error}")

@@ -22,7 +22,7 @@ from glasshouse.layers.linear.float8 import convert_to_float8
 from glasshouse.models.heads import DeferredHead, LMHead
 from glasshouse.models.stack import Stack
 from glasshouse.objectives.loss.cross_entropy import LossFn, autocast, compute_loss
-from glasshouse.training.distributed.fsdp import clip_grad_norm_, copy_whole_
+from glasshouse.training.distributed.fsdp import clip_grad_norm_
 from glasshouse.training.optimizer import skips_nonfinite
 
 LONGEST = 200  # characters of the compiler's message, which can be very long
@@ -152,26 +152,28 @@ class TrainStep:
         """Run a step with `grad_accum` micro-batches; loss and gradients are those of the whole batch."""
         return self.launch(batch, grad_accum).result()
 
-    def launch(self, batch: Batch, grad_accum: int = 1) -> StepFuture:
+    def launch(self, batch: Batch, grad_accum: int = 1, n_targets: int | None = None) -> StepFuture:
         """Start a step; where `runs_ahead`, the next may be started before the result is read.
 
+        `n_targets` is the number of targets in all processes, where it is known.
         From a step with a NaN or infinite loss or gradient on, no step updates the weights until its result is read.
         """
         if not self.compiled:
-            return self._run(batch, grad_accum)
+            return self._run(batch, grad_accum, n_targets)
         from torch._dynamo.exc import TorchDynamoException
         from torch._inductor.exc import InductorError
 
         try:
-            return self._run(batch, grad_accum)
+            return self._run(batch, grad_accum, n_targets)
         except (TorchDynamoException, InductorError) as error:
             self.on_fallback(" ".join(str(error).split())[:LONGEST])
             self.uncompile()
-            return self._run(batch, grad_accum)
+            return self._run(batch, grad_accum, n_targets)
 
-    def _run(self, batch: Batch, grad_accum: int) -> StepFuture:
-        total = self.reduce(batch.loss_mask.sum())
-        if int(total) == 0:
+    def _run(self, batch: Batch, grad_accum: int, n_targets: int | None) -> StepFuture:
+        if n_targets is None:
+            n_targets = int(self.reduce(batch.loss_mask.sum()))
+        if n_targets == 0:
             raise InputError("the loss mask of the batch is empty, so it has no target; leave it out.")
         self.optimizer.zero_grad(set_to_none=True)
         model = self.model
@@ -183,13 +185,13 @@ class TrainStep:
         for number, micro_batch in enumerate(micro_batches, 1):
             self.on_micro_batch()
             with self._forward_context(is_last=number == len(micro_batches)):
-                mean = self._compute_loss(model, micro_batch, self.label_smoothing) / total
+                mean = self._compute_loss(model, micro_batch, self.label_smoothing) / n_targets
             self._scaler.scale(mean).backward()
             if self._low is not None:
                 self._low.add_gradients()
             loss = loss + mean.detach()
         try:
-            return self._apply(self.reduce(loss), int(total))
+            return self._apply(self.reduce(loss), n_targets)
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -273,12 +275,6 @@ class EMA:
         torch._foreach_lerp_(
             list(self.weights.values()), [current[name].detach() for name in self.weights], 1 - decay
         )
-
-    def restore(self, weights: dict[str, Tensor], updates: int) -> None:
-        """Restore a saved average."""
-        self.updates = updates
-        for name, weight in self.weights.items():
-            copy_whole_(weight, weights[name])
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -84,7 +84,7 @@ class GateNorm(gh.training.Callback):
     """Adds the norm of the first gate's weights to the metrics."""
 
     def on_step_end(self, trainer: gh.training.Trainer, step: int, metrics: dict[str, Any]) -> None:
-        gate = trainer.setup.model.get_parameter("stack.blocks.0.attention.layer.gate.weight")
+        gate = trainer.model.get_parameter("stack.blocks.0.attention.layer.gate.weight")
         metrics["gate_norm"] = gate.detach().norm().item()
 
 

@@ -31,8 +31,8 @@ from glasshouse.training.checkpoint import store as checkpoint_folder
 from glasshouse.training.checkpoint.state import load_optimizer_state, load_rng_state, optimizer_state, rng_state
 from glasshouse.training.checkpoint.store import CheckpointData, Checkpoints, read, write
 from glasshouse.training.optimizer import AdamW, Muon, Optimizer, make_optimizer
-from glasshouse.training.recovery import device_rng_state, load_device_rng_state
 from glasshouse.training.step import TrainStep
+from glasshouse.training.trainer import device_rng_state, load_device_rng_state
 
 pytestmark = pytest.mark.slow
 
@@ -117,9 +117,9 @@ def test_a_resumed_run_sees_the_samples_of_an_uninterrupted_one(
     seen: list[list[int]] = []
     launch = TrainStep.launch
 
-    def spy(step: TrainStep, batch: Batch, grad_accum: int) -> object:
+    def spy(step: TrainStep, batch: Batch, grad_accum: int, n_targets: int) -> object:
         seen.append(batch.ids[:, 0].tolist())
-        return launch(step, batch, grad_accum)
+        return launch(step, batch, grad_accum, n_targets)
 
     class Stop(Callback):
         def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:

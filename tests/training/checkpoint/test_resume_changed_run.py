@@ -18,10 +18,11 @@ from runs import RecordingReporter, assert_same, losses, table
 import glasshouse as gh
 from glasshouse import config
 from glasshouse.errors import InputError, StoreError
-from glasshouse.training import Run, StoppedError, launch, train
+from glasshouse.training import Run, StoppedError, train
 from glasshouse.training import trainer as validation
 from glasshouse.training.checkpoint.store import read
 from glasshouse.training.schedule import WSD, Constant, Cosine, InverseSqrt, Linear, Schedule
+from glasshouse.training.setup import build
 
 pytestmark = pytest.mark.slow
 
@@ -119,13 +120,13 @@ def test_default_intervals_follow_the_initial_steps(data_folder: Path) -> None:
     train(Run.from_dict(bare(data_folder, steps=10, **choices)))
     seen: list[int] = []
 
-    class Counts(launch.Trainer):
+    class Counts(build.Trainer):
         def validate(self) -> None:
             seen.append(self.state.initial_steps)
             super().validate()
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(launch, "Trainer", Counts)
+        patch.setattr(build, "Trainer", Counts)
         train(Run.from_dict(bare(data_folder, steps=20, **choices)))
     tried = [line["step"] for line in lines(data_folder) if "validation_loss" in line]
     assert tried == list(range(1, 21))  # of 20 from the start it would be every second

@@ -31,7 +31,7 @@ from glasshouse.training.plan.memory import loss_bytes
 from glasshouse.training.plan.speed import update_flops
 from glasshouse.training.plan.training import USABLE, choose_grad_accum
 from glasshouse.training.run import Train
-from glasshouse.training.setup.components import estimate_grad_accum
+from glasshouse.training.setup.build import estimate_grad_accum
 from glasshouse.training.step import LowPrecisionCopy
 
 NO_DROPOUT = {"dropout": 0.0, "attention_dropout": 0.0, "embed_dropout": 0.0}

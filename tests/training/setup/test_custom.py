@@ -46,7 +46,7 @@ class Log(Callback):
 
     def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:
         self.calls.append(("step", step))
-        metrics["embedding_norm"] = float(trainer.setup.model.token_embedding.table.weight.detach().norm())  # type: ignore[union-attr]
+        metrics["embedding_norm"] = float(trainer.model.token_embedding.table.weight.detach().norm())  # type: ignore[union-attr]
         if step == self.last:
             trainer.stop()
 

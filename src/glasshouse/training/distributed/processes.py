@@ -93,6 +93,18 @@ class Processes:
         dist.all_reduce(largest, op=dist.ReduceOp.MAX)
         return int(largest)
 
+    def agree(self, n_targets: int, signal: int) -> tuple[int, int]:
+        """Return the targets of a step over all shares of its batch, and the largest signal: one collective for both.
+
+        >>> Processes().agree(5, 0)
+        (5, 0)
+        """
+        if not self.is_parallel:
+            return n_targets, signal
+        found = torch.empty(self.world_size, 2, dtype=torch.long)
+        dist.all_gather_into_tensor(found, torch.tensor([[n_targets, signal]]))
+        return int(found[:, 0].sum()) // self.tensor, int(found[:, 1].max())
+
     def gather(self, value: T) -> list[T]:
         """Return the values of all processes, by rank."""
         if not self.is_parallel:

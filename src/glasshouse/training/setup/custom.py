@@ -1,13 +1,13 @@
-"""Objects that a caller passes to `train` instead of settings: callbacks, objective, optimizer, dataset."""
+"""Objects that a caller passes to `train` in place of settings: objective, optimizer, dataset."""
 
 from __future__ import annotations
 
 import copy
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -22,52 +22,18 @@ from glasshouse.text import Tokenizer
 from glasshouse.training.run import Run
 from glasshouse.training.setup.datasets import Datasets, given_tokenizer
 
-if TYPE_CHECKING:
-    from glasshouse.training.trainer import Trainer
-
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
-
-
-class Callback:
-    """Called by the training loop; override what you need.
-
-    `trainer.setup.model` is the model, `trainer.stop()` ends the run after the current step. Steps run ahead on a
-    GPU: in `on_step_end` the weights may be those of the next step. In several processes each calls its own.
-
-    >>> class StopBelow(Callback):
-    ...     def on_step_end(self, trainer, step, metrics):
-    ...         if metrics["loss"] < 0.5:
-    ...             trainer.stop()
-    """
-
-    def on_train_begin(self, trainer: Trainer) -> None:
-        """Before the first step, also after a resume."""
-
-    def on_step_end(self, trainer: Trainer, step: int, metrics: dict[str, Any]) -> None:
-        """After a step; numbers that are added to `metrics` are written to metrics.jsonl with the others."""
-
-    def on_validation_end(self, trainer: Trainer, step: int, metrics: dict[str, float]) -> None:
-        """After a validation."""
-
-    def on_checkpoint(self, trainer: Trainer, step: int) -> None:
-        """After a checkpoint was handed to the thread that writes it."""
-
-    def on_train_end(self, trainer: Trainer) -> None:
-        """After the last step, before the model is saved."""
 
 
 @dataclass(frozen=True)
 class Custom:
-    """The arguments of `train` beside the settings."""
+    """The arguments of `train` that replace settings."""
 
-    callbacks: Sequence[Callback] = ()
     objective: Objective[Any] | LossFn | None = None
     optimizer: MakeOptimizer | None = None
     dataset: Any = None  # map-style, or a pair of them: for training and validation
 
     def __post_init__(self) -> None:
-        if unknown := [one for one in self.callbacks if not isinstance(one, Callback)]:
-            raise InputError(f"callbacks has {unknown[0]!r}, but each must be a gh.training.Callback.")
         for one in self._datasets:
             has_items = hasattr(one, "__len__") and ITEMS & {*dir(one)}
             if isinstance(one, type | str) or not (has_items or is_stream(one)):

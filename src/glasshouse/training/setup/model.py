@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -14,99 +13,30 @@ from torch.utils.checkpoint import checkpoint
 
 from glasshouse import config, hub, spec
 from glasshouse.config import JsonDict
-from glasshouse.data.corpus import Corpus, Kind
+from glasshouse.data.corpus import Corpus
 from glasshouse.data.encoding import end_id, start_id
-from glasshouse.errors import ConfigError, InputError
 from glasshouse.layers import lora
-from glasshouse.models import Model, build, check_tokenizer
+from glasshouse.models import Model, build
 from glasshouse.models.builder import has_registered_parts
 from glasshouse.models.checks import check_length
 from glasshouse.models.heads import Classifier
 from glasshouse.models.stack import Stack
 from glasshouse.models.surgery import new_tokens, with_tokenizer
 from glasshouse.objectives import Objective
-from glasshouse.objectives.registry import head_objective, required_kind
+from glasshouse.objectives.registry import head_objective
 from glasshouse.text import Tokenizer
 from glasshouse.training.distributed.fsdp import FullDraws, parallelize
-from glasshouse.training.distributed.processes import Processes
-from glasshouse.training.run import Data, Pretrained, Run, Train, recipes
+from glasshouse.training.run import Pretrained, Run, Train
 from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets
 from glasshouse.training.setup.datasets import given_tokenizer
-
-FROM_DATA = ("head", "start_id", "end_ids", "pad_id")  # fields that only the data complete
-
-
-Base = tuple[Model, Tokenizer | None]  # a pretrained model to start from
-
-
-def load_base(source: str, data: Data, *, needs_tokenizer: bool = True) -> Base:
-    """Load the pretrained model of `model.from`.
-
-    A model saved without a tokenizer uses the one of the data settings, and never a new one: its embeddings were not
-    trained on those ids. A dataset that has ids needs none.
-    """
-    match Path(source).parts:
-        case ["runs", name, "model"] if name in recipes() and not Path(source).exists():  # the output of a recipe
-            command = "glasshouse train" if name == "stdlib" else f"glasshouse train {name}"
-            raise InputError(
-                f"there is no model in {source!r} to start from; run `{command}` first, which trains it, or "
-                "give another by model.from."
-            )
-    model, tok = hub.load(source, dtype=torch.float32)
-    if tok is None and needs_tokenizer:
-        tok = given_tokenizer(data)
-        if tok is None:
-            raise InputError(
-                f"there is no tokenizer in {source!r}, and its embeddings do not fit a new one; give the tokenizer "
-                "that the model was trained with by data.tokenizer=FOLDER."
-            )
-        check_tokenizer(model, tok)
-    return model, tok
-
-
-def data_kind(table: JsonDict, base: Model | None, chosen: Objective[Any] | None = None) -> Kind | None:
-    """Return the kind of data that the model is trained on, by a `chosen` objective; None if several kinds fit.
-
-    >>> data_kind({"preset": "vaswani-base"}, None)
-    'pairs'
-    >>> data_kind({"preset": "tiny-encoder", "head": "token_classification"}, None)
-    'tagged'
-    """
-    kinds = _kinds(table) if base is None else (base.spec.kind, base.spec.head.kind)
-    return required_kind(*kinds, chosen)
-
-
-def _kinds(table: JsonDict) -> tuple[object, object]:
-    """Return the kinds of a new model and of its head, as far as the settings give them."""
-    known = spec.preset(table["preset"]) if "preset" in table else None
-    head = table.get("head", known and known.head.kind)
-    return table.get("kind") or (known and known.kind), head.get("kind") if isinstance(head, dict) else head
-
-
-def check_new_model(run: Run) -> None:
-    """Raise the errors of a new model's settings that no data can mend, before hours of preparing them.
-
-    >>> check_new_model(Run.load("stdlib", "model.d_model=64"))
-    Traceback (most recent call last):
-    ...
-    glasshouse.errors.ConfigError: d_model is 64, but it must be a multiple of n_heads = 3 unless d_head is given.
-    """
-    if run.train.lora is not None:
-        raise ConfigError("train.lora needs a pretrained model; give one by model.from.")
-    _spec_before_data(run, run.data.vocab_size)
-
-
-def _spec_before_data(run: Run, vocab_size: int, *, head: bool = False) -> spec.Spec:
-    """Return the spec as far as it is known; `head`: with the head that is set, if the data need not complete it."""
-    table = run.model.to_dict()
-    known = {"vocab_size": vocab_size, "max_len": run.data.seq_len}
-    without = {name: value for name, value in table.items() if name not in FROM_DATA}
-    if head and "head" in table:
-        try:
-            return _parse({**without, "head": table["head"]}, known)
-        except ConfigError:  # a classifier without labels, or an error that the rest has too
-            pass
-    return _parse(without, known)
+from glasshouse.training.setup.resolve import (
+    Base,
+    Resolved,
+    check_new_model,
+    model_kinds,
+    parse_spec,
+    spec_before_data,
+)
 
 
 def make_meta_model(run: Run) -> Model:
@@ -123,63 +53,43 @@ def make_meta_model(run: Run) -> Model:
         check_new_model(run)
         tok = given_tokenizer(run.data) or (run.train.objective.tokenizer() if run.train.objective else None)
         vocab_size = run.data.vocab_size if tok is None else len(tok)
-        model = build(_spec_before_data(run, vocab_size, head=True), device="meta")
+        model = build(spec_before_data(run, vocab_size, head=True), device="meta")
     check_length(model.spec, run.data.seq_len, "data.seq_len")
     prepare_for_training(model, run.train)
     return model
 
 
-def make_initial_model(
-    run: Run,
-    datasets: AnyDatasets,
-    base: Base | None,
-    device: torch.device,
-    chosen: Objective[Any] | None = None,
-) -> Model:
-    """Build a new model, or fit a pretrained one to the data and a chosen objective, and prepare it for training."""
-    model = _make_or_fit(run, datasets, base, device, chosen)
-    prepare_for_training(model, run.train, _new_tokens(base, datasets))
-    return model
+def make_initial_model(resolved: Resolved, datasets: AnyDatasets) -> Model:
+    """Build a new model, or fit a pretrained one to data and objective, and prepare it for training.
 
-
-def make_sharded_model(
-    run: Run,
-    datasets: AnyDatasets,
-    base: Base | None,
-    device: torch.device,
-    processes: Processes,
-    compute_dtype: torch.dtype,
-    chosen: Objective[Any] | None = None,
-) -> Model:
-    """Make the same model, sharded over processes.
-
-    Of a new model, a process has its shards and one whole tensor at a time; a pretrained one is loaded to the CPU.
+    Sharded over processes, a process has its shards of a new model and one whole tensor at a time; a pretrained one
+    is loaded to the CPU.
     """
-    model = _make_or_fit(run, datasets, base, torch.device("meta" if base is None else "cpu"), chosen)
+    train, processes, device = resolved.run.train, resolved.processes, resolved.device
+    if not processes.is_parallel:
+        model = _make_or_fit(resolved, datasets, device)
+        prepare_for_training(model, train, _new_tokens(resolved.base, datasets))
+        return model
+    model = _make_or_fit(resolved, datasets, torch.device("meta" if resolved.base is None else "cpu"))
     with torch.random.fork_rng(devices=()):  # adapters are drawn again below, on the device
-        prepare_for_training(model, run.train, _new_tokens(base, datasets))
-    parallelize(model, run.train.parallel, processes, device, compute_dtype)
+        prepare_for_training(model, train, _new_tokens(resolved.base, datasets))
+    parallelize(model, train.parallel, processes, device, resolved.precision)
     with FullDraws():  # type: ignore[no-untyped-call]
         for layer in lora.lora_layers(model).values():
             layer.init_weights()
     return model
 
 
-def _make_or_fit(
-    run: Run,
-    datasets: AnyDatasets,
-    base: Base | None,
-    device: torch.device,
-    chosen: Objective[Any] | None,
-) -> Model:
+def _make_or_fit(resolved: Resolved, datasets: AnyDatasets, device: torch.device) -> Model:
+    run, base, objective = resolved.run, resolved.base, resolved.objective
     if isinstance(datasets, CustomDatasets):
         model = _make_for_ids(run, datasets.tok, device) if base is None else base[0].train().to(device)
     elif base is None:
-        s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len, chosen)
+        s = make_spec(run.model.to_dict(), datasets.tok, datasets.train, run.data.seq_len, objective)
         model = make_model(s, datasets.tok, device)
     else:
         assert base[1] is not None  # which only datasets of ids can do without
-        model = resize_for_data(base[0], base[1], datasets.tok, datasets.train, chosen).to(device)
+        model = resize_for_data(base[0], base[1], datasets.tok, datasets.train, objective).to(device)
     check_length(model.spec, run.data.seq_len, "data.seq_len")
     return model
 
@@ -187,7 +97,7 @@ def _make_or_fit(
 def _make_for_ids(run: Run, tok: Tokenizer | None, device: torch.device) -> Model:
     """Build a new model for a dataset of ids; the settings alone say what it is, but for a tokenizer's size."""
     known = {"max_len": run.data.seq_len} | ({} if tok is None else {"vocab_size": len(tok)})
-    return make_model(_parse(run.model.to_dict(), known), tok, device)
+    return make_model(parse_spec(run.model.to_dict(), known), tok, device)
 
 
 def _new_tokens(base: Base | None, datasets: AnyDatasets) -> tuple[int, ...]:
@@ -216,10 +126,10 @@ def make_spec(
     start = end if (first := start_id(tok)) is None else first
     known: JsonDict = {"vocab_size": len(tok), "start_id": start, "end_ids": [] if end is None else [end]}
     known |= {"pad_id": pad, "max_len": length}
-    objective = head_objective(corpus.kind, *_kinds(table), chosen)
+    objective = head_objective(corpus.kind, *model_kinds(table), chosen)
     if settings := objective.head_settings(corpus):
         table = {**table, "head": {**_head(table, objective), **settings}}
-    return _parse(table, known)
+    return parse_spec(table, known)
 
 
 def _head(table: JsonDict, objective: Objective[Any]) -> JsonDict:
@@ -229,14 +139,6 @@ def _head(table: JsonDict, objective: Objective[Any]) -> JsonDict:
         preset = config.dump(spec.preset(table["preset"]).head)
         head = preset if preset["kind"] == objective.head_kind else head
     return {"kind": head} if isinstance(head, str) else dict(head)
-
-
-def _parse(table: JsonDict, known: JsonDict) -> spec.Spec:
-    """Return the spec of a table of settings, with what is known for fields that it leaves out."""
-    given = {name: value for name, value in table.items() if name != "preset"}
-    if "preset" in table:
-        return spec.preset(table["preset"], **{**known, **given})
-    return spec.parse({**known, **given})
 
 
 def resize_for_data(

@@ -1,19 +1,18 @@
-"""Everything that one run trains with, built from its settings and datasets."""
+"""Builds the trainer of a run from its resolved settings and its datasets."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from glasshouse import config, spec
 from glasshouse import device as machine
 from glasshouse.data import Batches, Corpus, Dataset
-from glasshouse.errors import ConfigError, InputError
+from glasshouse.errors import InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
 from glasshouse.models import Model, count_parameters
 from glasshouse.objectives import Objective, find_objective
@@ -21,7 +20,7 @@ from glasshouse.objectives.registry import model_objective
 from glasshouse.training.checkpoint.folder import METRICS
 from glasshouse.training.checkpoint.state import Checkpointer, TrainerState, fingerprint
 from glasshouse.training.checkpoint.store import Checkpoints
-from glasshouse.training.distributed.fsdp import choose_run_layout, describe_layout, fits_one_device, gathered
+from glasshouse.training.distributed.fsdp import choose_run_layout, describe_layout, fits_one_device
 from glasshouse.training.distributed.layout import SINGLE, Layout
 from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
@@ -30,96 +29,30 @@ from glasshouse.training.logging.progress import ProgressReporter, Throughput
 from glasshouse.training.optimizer import make_optimizer
 from glasshouse.training.plan.training import USABLE, choose_grad_accum, run_memory
 from glasshouse.training.run import Pretrained, Run, Train
-from glasshouse.training.schedule import Schedule
-from glasshouse.training.setup import model as model_setup
-from glasshouse.training.setup.custom import AnyDatasets, Custom, CustomDatasets, describe_tokens
+from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets, describe_tokens
+from glasshouse.training.setup.model import make_initial_model
+from glasshouse.training.setup.resolve import Resolved, check_objective
 from glasshouse.training.signals import Signals
 from glasshouse.training.step import EMA, ShardedTrainStep, TrainStep
+from glasshouse.training.trainer import Callback, Trainer
 
 USABLE_UNMEASURED = 0.5  # of memory in float32 and float16, whose plans no GPU has shown; a CPU's is shared
 
 
-@dataclass(frozen=True)
-class Setup:
-    """What a run trains with; from step to step only `state`, and what the parts keep themselves, change."""
-
-    run: Run
-    folder: Path
-    device: torch.device
-    reporter: ProgressReporter
-    signals: Signals
-    processes: Processes
-    datasets: AnyDatasets
-    batches: Batches  # of the training set
-    val_samples: Dataset
-    steps: int
-    schedule: Schedule
-    model: Model  # in eager mode
-    objective: Objective[Any]
-    gathers: bool  # whether a device can hold the whole model beside its part of the training state
-    resized: bool  # whether the head or the vocabulary of a pretrained model was replaced
-    train_step: TrainStep  # owns the optimizer, the gradient scaler and the compiled model
-    ema: EMA | None
-    throughput: Throughput
-    state: TrainerState  # changed by the loop and by recovery
-    checkpointer: Checkpointer  # owns the checkpoints and snapshots
-    metrics: Journal
-    checkpoint_log: CheckpointLog  # probes and samples
-
-    @property
-    def micro_batch_size(self) -> int:
-        """Sequences per forward pass."""
-        return -(-len(self.batches.share) // self.state.grad_accum)
-
-    @property
-    def token_bytes(self) -> Tensor | None:
-        """Number of bytes of each token id, if bits per byte are a metric."""
-        return None if self.datasets.tok is None else self.objective.token_bytes(self.datasets.tok)
-
-    def plain_model(self) -> Model | None:
-        """Return the model with plain weights: itself, or gathered from several processes, for the main one alone."""
-        if not self.processes.is_parallel:
-            return self.model
-        if not self.gathers:
-            return None
-        return gathered(self.model, self.device, keep=self.processes.is_main)
-
-    @property
-    def eval_samples(self) -> int:
-        """Validation samples per evaluation during training."""
-        limit = self.run.train.eval_samples or self.batches.batch_size * max(4, self.state.initial_steps // 100)
-        return min(limit, len(self.val_samples))
-
-
-def make_setup(
-    run: Run,
-    folder: Path,
-    device: torch.device,
+def build_trainer(
+    resolved: Resolved,
     datasets: AnyDatasets,
-    base: model_setup.Base | None,
+    folder: Path,
     reporter: ProgressReporter,
     signals: Signals,
-    processes: Processes,
-    custom: Custom,
-) -> Setup:
-    """Build everything for a run; `base` is the pretrained model to start from, if any."""
-    choice, tok, length = run.train, datasets.tok, run.data.seq_len
-    chosen = custom.choose_objective(choice.objective)
-    precision = resolve_precision(choice.precision, device)
+    callbacks: Sequence[Callback] = (),
+) -> Trainer:
+    """Build the trainer of a run: the model and its objective, batches, optimizer, checkpoints and logs."""
+    run, custom, processes, device = resolved.run, resolved.custom, resolved.processes, resolved.device
+    choice, tok, length, precision = run.train, datasets.tok, run.data.seq_len, resolved.precision
     torch.manual_seed(choice.seed)
-    if processes.is_parallel:
-        check_parallel_precision(choice.precision, precision)
-        model = model_setup.make_sharded_model(run, datasets, base, device, processes, precision, chosen)
-    else:
-        model = model_setup.make_initial_model(run, datasets, base, device, chosen)
-    if isinstance(datasets, CustomDatasets):
-        objective = custom.with_loss(chosen or model_objective(model.spec))
-        check_objective(objective, choice, processes)
-    else:
-        objective = find_objective(model.spec, datasets.train, chosen)
-        check_objective(objective, choice, processes)
-        reporter.stage("preparing the objective", 0, 0)
-        objective = custom.with_loss(objective.prepare(model, datasets.train, length))
+    model = make_initial_model(resolved, datasets)
+    objective = _make_objective(resolved, datasets, model, reporter)
     batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
     samples = 0 if choice.epochs is None else len(batches.samples)  # which a stream may not have
     steps, schedule = choice.planned(samples, batches.batch_size)
@@ -160,7 +93,7 @@ def make_setup(
         precision,
         machine.memory_bytes(device),
         layout,
-        chosen,
+        resolved.objective,
     )
     brought = custom.names
     if isinstance(datasets, CustomDatasets):
@@ -181,13 +114,14 @@ def make_setup(
             "no probes and samples: no device can hold the whole model beside its part of the training state"
         )
     prompts = None if tok is None else make_prompts(val_samples, tok, length, choice.sample_prompts)
-    return Setup(
+    return Trainer(
         run=run,
         folder=folder,
         device=device,
         reporter=reporter,
         signals=signals,
         processes=processes,
+        callbacks=callbacks,
         datasets=datasets,
         batches=batches,
         val_samples=val_samples,
@@ -196,7 +130,7 @@ def make_setup(
         model=model,
         objective=objective,
         gathers=gathers,
-        resized=base is not None and model is not base[0],
+        resized=resolved.base is not None and model is not resolved.base[0],
         train_step=train_step,
         ema=ema,
         throughput=Throughput(device, precision, processes.world_size),
@@ -207,19 +141,19 @@ def make_setup(
     )
 
 
-def check_objective(objective: Objective[Any], choice: Train, processes: Processes) -> None:
-    """Refuse several processes, or gradient accumulation, for an objective that cannot be shared or split."""
-    name = getattr(objective, "kind", type(objective).__name__)
-    if processes.is_parallel and not objective.parallel:
-        raise InputError(
-            f"{processes.world_size} processes were started, but one alone can train with the objective {name}; "
-            "start it without torchrun."
-        )
-    if objective.whole_batch and choice.grad_accum > 1:
-        raise ConfigError(
-            f"train.grad_accum is {choice.grad_accum}, but the objective {name} compares all samples of a step with "
-            "each other; leave it out, and lower train.batch_tokens if memory runs out."
-        )
+def _make_objective(
+    resolved: Resolved, datasets: AnyDatasets, model: Model, reporter: ProgressReporter
+) -> Objective[Any]:
+    """Return the objective that was chosen, or the one of model and data, prepared and with the caller's loss."""
+    custom, choice = resolved.custom, resolved.run.train
+    if isinstance(datasets, CustomDatasets):
+        objective = resolved.objective or model_objective(model.spec)
+        check_objective(objective, choice, resolved.processes)
+        return custom.with_loss(objective)
+    objective = find_objective(model.spec, datasets.train, resolved.objective)
+    check_objective(objective, choice, resolved.processes)
+    reporter.stage("preparing the objective", 0, 0)
+    return custom.with_loss(objective.prepare(model, datasets.train, resolved.run.data.seq_len))
 
 
 def _make_data(
@@ -245,27 +179,6 @@ def _make_data(
         raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
 
 
-def resolve_precision(name: str, device: torch.device) -> torch.dtype:
-    """Return the dtype of mixed precision: what matrix products are computed in.
-
-    >>> resolve_precision("bfloat16", torch.device("cpu"))
-    torch.bfloat16
-    """
-    if name == "fp8":
-        machine.check_float8(device)
-        return torch.bfloat16
-    return machine.compute_dtype(device) if name == "auto" else getattr(torch, name)
-
-
-def check_parallel_precision(name: str, precision: torch.dtype) -> None:
-    """Refuse float16, whose loss scale each process would adapt by itself, and fp8, whose scales are of a shard."""
-    if name == "fp8" or precision == torch.float16:
-        raise ConfigError(
-            f"train.precision is {'fp8' if name == 'fp8' else 'float16'}, which one process can train with; several "
-            "need bfloat16 or float32."
-        )
-
-
 def estimate_grad_accum(
     model: Model,
     choice: Train,
@@ -288,41 +201,42 @@ def estimate_grad_accum(
     return choose_grad_accum(step, batch_size, length, usable * memory)
 
 
-def describe(setup: Setup) -> list[str]:
+def describe(trainer: Trainer) -> list[str]:
     """Return a summary of the run: model, tokens, device and steps."""
-    s, run, datasets, device = setup.model.spec, setup.run, setup.datasets, setup.device
-    weights = list(setup.model.parameters())
+    s, run, datasets, device = trainer.model.spec, trainer.run, trainer.datasets, trainer.device
+    weights = list(trainer.model.parameters())
     total = sum(weight.numel() for weight in weights)
     trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
     of_which = "" if trainable == total else f", {trainable:,} of them trainable"
     source = f", from {run.model.source}" if isinstance(run.model, Pretrained) else ""
-    samples, batch_size = setup.batches.samples, setup.batches.batch_size
-    epochs = "" if math.isnan(number := setup.batches.epochs(setup.steps)) else f": {number:,.2f} epochs"
-    noun = "sequence" if setup.objective.sequences_per_sample == 1 else "pair"
+    samples, batch_size = trainer.batches.samples, trainer.batches.batch_size
+    epochs = "" if math.isnan(number := trainer.batches.epochs(trainer.steps)) else f": {number:,.2f} epochs"
+    noun = "sequence" if trainer.objective.sequences_per_sample == 1 else "pair"
     too_long = getattr(samples, "n_too_long", 0)
     longer = f"; {too_long:,} items longer than data.seq_len dropped" if too_long else ""
     named = str(device)
     named += f" ({torch.cuda.get_device_name(device)})" if device.type == "cuda" else ""
     named += f" ({_count(torch.get_num_threads(), 'thread')})" if device.type == "cpu" else ""
-    if setup.processes.is_parallel:
-        named = f"{setup.processes.world_size} x {named}, {describe_layout(setup.model)}"
+    if trainer.processes.is_parallel:
+        named = f"{trainer.processes.world_size} x {named}, {describe_layout(trainer.model)}"
     return [
         f"model    {s.kind}, {_count(s.n_layers, 'layer')}, d_model {s.d_model}, {_count(s.n_heads, 'head')}"
         f"{source}: {total:,} parameters{of_which}",
         f"tokens   {describe_tokens(datasets)}{longer}",
-        f"device   {named}, {str(setup.train_step.precision).removeprefix('torch.')}"
-        f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if setup.train_step.compiled else ''}",
-        *([f"loss     {_describe_objective(setup)}"] if run.train.objective else []),
-        f"steps    {setup.steps:,} of about {run.train.batch_tokens:,} tokens in {_count(batch_size, noun)}{epochs}",
+        f"device   {named}, {str(trainer.train_step.precision).removeprefix('torch.')}"
+        f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if trainer.train_step.compiled else ''}",
+        *([f"loss     {_describe_objective(trainer)}"] if run.train.objective else []),
+        f"steps    {trainer.steps:,} of about {run.train.batch_tokens:,} tokens in "
+        f"{_count(batch_size, noun)}{epochs}",
     ]
 
 
-def _describe_objective(setup: Setup) -> str:
+def _describe_objective(trainer: Trainer) -> str:
     """Return the settings of the objective, and the size of the models that it keeps beside the trained one."""
-    table = config.dump(setup.run.train.objective)
+    table = config.dump(trainer.run.train.objective)
     sizes = {
         name: sum(weight.numel() for weight in model.parameters())
-        for name, model in setup.objective.frozen_models().items()
+        for name, model in trainer.objective.frozen_models().items()
     }
     beside = "".join(f"; {name}: {size:,} parameters, frozen" for name, size in sizes.items())
     return table.pop("kind") + "".join(f", {name} {value}" for name, value in table.items()) + beside
