@@ -130,7 +130,7 @@ generation: $(VENV)/.ready  ## generation against transformers, 200 prompts for 
 	$(PYTEST) -m long tests/generation
 
 training: $(VENV)/.ready  ## processes killed at random while they prepare and save, two in one folder fifty times (ten minutes)
-	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/test_parallel.py --ignore=tests/training/test_plan_simulated.py
+	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/distributed/test_parallel.py --ignore=tests/training/plan/test_plan_simulated.py
 
 commands: $(VENV)/.ready  ## the demo, the commands of every page of the docs, the wheel, and what is long in packages without a target
 	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page,--ignore=tests/$(one)) tests
@@ -144,10 +144,10 @@ serving-load: $(VENV)/.ready  ## 200 streams for SECONDS (600), and 200 clients 
 	LOAD_SECONDS=$(or $(SECONDS),600) $(BIN)/python -m pytest -s -m long tests/serve/test_load.py
 
 distributed: $(VENV)/.ready  ## 1, 2 and 4 processes against one: replicate, shard, hybrid and tensor = 2 (half an hour)
-	$(TMP) $(BIN)/python -m pytest -m long tests/training/test_parallel.py
+	$(TMP) $(BIN)/python -m pytest -m long tests/training/distributed/test_parallel.py
 
 simulate: $(VENV)/.ready  ## plans of 7B and 70B at 8 to 4,096 ranks beside what FSDP does on fake tensors (an hour)
-	$(BIN)/python -m pytest -m long tests/training/test_plan_simulated.py
+	$(BIN)/python -m pytest -m long tests/training/plan/test_plan_simulated.py
 
 bench: $(VENV)/.ready  ## one training step against other implementations (about ten minutes; wants an idle machine)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[bench]'

@@ -86,7 +86,7 @@ def speakers(path: Path) -> tuple[dict[str, tuple[str, ...]], list[tuple[str, ..
         stems = {user.stem for user in users}
         users |= {
             other
-            for other in (PACKAGE / "cli").glob("*.py")
+            for other in (PACKAGE / "cli").rglob("*.py")
             if other.stem != "__init__"
             and any(
                 re.search(rf"glasshouse\.cli\b.*\b{stem}\b", line)

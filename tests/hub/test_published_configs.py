@@ -6,6 +6,7 @@ import pytest
 
 import glasshouse as gh
 from glasshouse import hub
+from glasshouse.hub.families.family import differing_fields
 from glasshouse.hub.published import published_configs
 
 CONFIGS = published_configs()
@@ -47,4 +48,4 @@ def test_presets_are_what_was_published() -> None:
     assert hub.FAMILIES["gpt2"].spec_from_config(GPT2, many) == gh.preset("gpt2")
     assert hub.FAMILIES["t5"].spec_from_config(T5, many) == gh.preset("t5-small")
     llama = hub.FAMILIES["llama"].spec_from_config(LLAMA, many)
-    assert hub.family.differing_fields(llama, gh.preset("llama-1b")) == []
+    assert differing_fields(llama, gh.preset("llama-1b")) == []

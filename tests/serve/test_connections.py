@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from serve.conftest import KEYS
 from serve.plain_http import ask, begin, eventually, open_socket, post_head
-from serve.test_runner import Held, complete
+from serve.runtime.test_runner import Held, complete
 
 import glasshouse as gh
 from glasshouse.serve import ServedModel, Server

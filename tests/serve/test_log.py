@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from serve.conftest import KEYS
 from serve.plain_http import ask, eventually
-from serve.test_runner import complete, engine_of, small  # noqa: F401 - a fixture
+from serve.runtime.test_runner import complete, engine_of, small  # noqa: F401 - a fixture
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server

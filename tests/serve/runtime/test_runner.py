@@ -406,7 +406,7 @@ def test_metrics(small: Server) -> None:
     assert float(values[f"glasshouse_time_to_first_token_seconds_count{label}"]) == 2
     assert values['glasshouse_requests_finished_total{model="decoder",finish_reason="length"}'] == "2"
     helped = {line.split()[2] for line in text.splitlines() if line.startswith("# HELP")}
-    guide = (Path(__file__).parents[2] / "docs" / "serve.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[3] / "docs" / "serve.md").read_text(encoding="utf-8")
     assert {name for name in helped if f"`{name}`" not in guide} == set()
 
 
