@@ -97,9 +97,7 @@ def test_long_files_say_why() -> None:
         text = path.read_text(encoding="utf-8")
         if (count := len(text.splitlines())) > LONGEST:
             first = next((line for line in text.splitlines() if line.startswith("#")), "")
-            assert "lines" in first, (
-                f"{path} has {count} lines; its first comment must say why"
-            )
+            assert "lines" in first, f"{path} has {count} lines; its first comment must say why"
 
 
 def test_no_import_circles() -> None:

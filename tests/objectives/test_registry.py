@@ -17,8 +17,7 @@ from glasshouse import InputError
 from glasshouse.cli import evaluation as eval_command
 from glasshouse.data import Batch, Corpus
 from glasshouse.objectives import Evaluation, Objective, compute_loss, find_objective, registry
-from glasshouse.objectives.metrics import MetricSums
-from glasshouse.objectives.report import Report
+from glasshouse.objectives.metrics import MetricSums, Report
 
 PAIRS = "source\ttarget\n" + "".join(f"{number}\t{number + 1}\n" for number in range(40))
 

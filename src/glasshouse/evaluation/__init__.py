@@ -3,8 +3,7 @@
 from glasshouse.evaluation.baselines import ByteModel, baseline_bits, compressed_bits, text_of
 from glasshouse.evaluation.evaluate import evaluate, opened
 from glasshouse.evaluation.verify import Check, verify
-from glasshouse.objectives.metrics import accuracy, bits_per_byte, exact_match, f1, perplexity
-from glasshouse.objectives.report import Example, Report
+from glasshouse.objectives.metrics import Example, Report, accuracy, bits_per_byte, exact_match, f1, perplexity
 from glasshouse.objectives.translation import Score, bleu, chrf
 
 __all__ = [

@@ -16,15 +16,15 @@ from glasshouse.data import Corpus, Dataset, prepare
 from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST, Kind
 from glasshouse.errors import InputError, check_count, distinct
-from glasshouse.evaluation.answers import generate_answers
 from glasshouse.evaluation.eval_loop import evaluate_samples
+from glasshouse.generation import Request, SamplingParams
+from glasshouse.generation.generate import generate_requests
 from glasshouse.generation.validation import check_model
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.checks import check_length
 from glasshouse.objectives import Evaluation, Objective, find_objective, required_kind
-from glasshouse.objectives.metrics import MetricSums
+from glasshouse.objectives.metrics import SHOWN, Example, MetricSums, Report
 from glasshouse.objectives.objective import Pair
-from glasshouse.objectives.report import SHOWN, Example, Report
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 from glasshouse.text.bpe.training import ProgressCallback, no_progress
@@ -211,3 +211,54 @@ class _Evaluation(Evaluation):
             n_best=self.n_best,
             progress=self.progress,
         )
+
+
+def generate_answers(
+    model: Model,
+    tok: Tokenizer,
+    pairs: Sequence[Pair],
+    max_new_tokens: int,
+    *,
+    end: int,
+    show_special: bool,
+    max_len: int,
+    beams: int,
+    n_best: int,
+    progress: ProgressCallback,
+) -> list[Example]:
+    """Generate after each prompt, greedily or by beam search; `show_special` keeps the role tokens of a chat."""
+    if not pairs:
+        return []
+    ends = {reference[-1] for _, reference in pairs if reference} & tok.special_ids | {end}
+    done, total = 0, max_new_tokens * len(pairs)
+
+    def on_tokens(new: int) -> None:
+        nonlocal done
+        done += new
+        progress("generating", done, total)
+
+    found = generate_requests(
+        model,
+        tok,
+        [prompt for prompt, _ in pairs],
+        SamplingParams(max_new_tokens=max_new_tokens, beams=beams, stop_token_ids=tuple(sorted(ends))),
+        n=n_best,
+        max_len=max_len,
+        progress=on_tokens,
+    )
+    progress("generating", total, total)
+    return [
+        _example(
+            tok.decode(prompt, skip_special_tokens=not show_special),
+            tok.decode(reference, skip_special_tokens=True),
+            request,
+            n_best,
+        )
+        for (prompt, reference), request in zip(pairs, found, strict=True)
+    ]
+
+
+def _example(prompt: str, reference: str, request: Request, n_best: int) -> Example:
+    best = request.completions()
+    listed = tuple((one.score, one.text) for one in best if one.score is not None) if n_best > 1 else ()
+    return Example(prompt, reference, best[0].text, listed)

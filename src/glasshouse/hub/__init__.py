@@ -1,7 +1,6 @@
 """Load and save models, also in the formats of Hugging Face transformers and PEFT; one file per model family."""
 
 from glasshouse.hub.adapters.peft import load_adapter, save_adapter
-from glasshouse.hub.conversion import convert
-from glasshouse.hub.serialization import FAMILIES, export, load, save
+from glasshouse.hub.serialization import FAMILIES, convert, export, load, save
 
 __all__ = ["FAMILIES", "convert", "export", "load", "load_adapter", "save", "save_adapter"]

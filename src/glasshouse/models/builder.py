@@ -15,7 +15,7 @@ from glasshouse.layers.linear.linear import left_to_spec
 from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.seq2seq import Seq2Seq
-from glasshouse.models.weight_init import init_weights
+from glasshouse.models.weights import init_weights
 
 Model = Decoder | Encoder | Seq2Seq
 Device = torch.device | str | None

@@ -17,8 +17,7 @@ from glasshouse.models.decoder import Decoder
 from glasshouse.models.encoder import Encoder
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.models.heads import LMHead
-from glasshouse.models.weight_init import init_weights
-from glasshouse.models.weights import assign_weights
+from glasshouse.models.weights import assign_weights, init_weights
 from glasshouse.text import Tokenizer
 from glasshouse.text.chat.tokens import chat_token_ids
 

@@ -1,11 +1,20 @@
-"""The weights of a model as they are saved, and their way into modules that were built without them."""
+"""Weights: initialization by the scheme of a spec, and assignment to modules that were built without them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor, nn
+
+from glasshouse import spec
+from glasshouse.layers.embedding import Embedding
+from glasshouse.layers.linear.linear import Linear
+from glasshouse.layers.norm import Norm
+from glasshouse.layers.position import LearnedPosition
+from glasshouse.layers.sublayer import Sublayer
+from glasshouse.models.heads import LMHead, UntiedLMHead
+from glasshouse.models.stack import Stack
 
 
 def first_names(model: nn.Module) -> dict[str, str]:
@@ -49,3 +58,60 @@ def assign_weights(model: nn.Module, weights: Mapping[str, Tensor], *, buffers_o
 def _set(model: nn.Module, name: str, tensor: Tensor) -> None:
     above, _, last = name.rpartition(".")
     setattr(model.get_submodule(above), last, tensor)
+
+
+@torch.no_grad()
+def init_weights(
+    model: nn.Module, s: spec.TransformerSpec, needs_values: Callable[[Tensor], bool] = lambda weight: True
+) -> None:
+    """Initialize what our modules leave to the spec, as far as it `needs_values`.
+
+    Linear layers and embeddings get those of the spec's scheme, norms 1, biases 0.
+    """
+    xavier = isinstance(s.init, spec.Xavier)
+    std = getattr(s.init, "std", s.d_model**-0.5)
+    drawn = set()
+
+    def draw(weight: Tensor, *, uniform: bool = False) -> None:
+        if not needs_values(weight):
+            return
+        drawn.add(weight)
+        if uniform:
+            nn.init.xavier_uniform_(weight)
+        else:
+            nn.init.normal_(weight, std=std)
+
+    for module in model.modules():
+        match module:
+            case Linear():
+                draw(module.weight, uniform=xavier)
+            case Embedding() | UntiedLMHead():
+                draw(module.weight)
+            case Norm():
+                for name, weight in module.named_parameters():
+                    if not name.endswith("bias") and needs_values(weight):
+                        nn.init.ones_(weight)
+        if isinstance(module, Linear | LMHead | Norm):
+            bias = getattr(module, "bias", None)
+            if isinstance(bias, Tensor) and needs_values(bias):
+                nn.init.zeros_(bias)
+
+    for position in model.modules():
+        if isinstance(position, LearnedPosition) and s.embed_scale and position.table.weight in drawn:
+            position.table.weight.mul_(s.d_model**0.5)  # added to token embeddings that are scaled
+
+    for stack in model.modules():
+        if isinstance(stack, Stack):
+            weights = residual_projections(stack)
+            for projection in filter(drawn.__contains__, weights):
+                match s.init:
+                    case spec.DepthScaled():
+                        projection.div_(len(weights) ** 0.5)
+                    case spec.ZeroOutput():
+                        projection.zero_()
+
+
+def residual_projections(stack: Stack) -> list[Tensor]:
+    """Return the weights of the layers whose output is added to the residual stream."""
+    layers = (module for module in stack.modules() if isinstance(module, Sublayer))
+    return [layer.residual_projection.weight for layer in layers]

@@ -5,9 +5,8 @@ from __future__ import annotations
 from torch import Tensor
 
 from glasshouse.data import CausalLMDataset, Corpus
-from glasshouse.objectives.metrics import token_bytes
+from glasshouse.objectives.metrics import SHOWN, Report, token_bytes
 from glasshouse.objectives.objective import Evaluation, Objective
-from glasshouse.objectives.report import SHOWN, Report
 from glasshouse.text import Tokenizer
 
 EXAMPLE_TOKENS = 64  # of a text in a report: half prompt, half reference

@@ -6,8 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from glasshouse.data import ChatDataset, Corpus
+from glasshouse.objectives.metrics import Report
 from glasshouse.objectives.objective import Evaluation, Objective, Pair, items_for_tokens
-from glasshouse.objectives.report import Report
 
 
 class Chat(Objective[ChatDataset]):

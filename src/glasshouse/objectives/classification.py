@@ -15,9 +15,8 @@ from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.data import Batch, ClassificationDataset, Corpus, TokenClassificationDataset
 from glasshouse.errors import InputError
 from glasshouse.models import Model, with_classifier
-from glasshouse.objectives.metrics import MetricSums, f1
+from glasshouse.objectives.metrics import SHOWN, Example, MetricSums, Report, f1
 from glasshouse.objectives.objective import Evaluation, Objective, items_for_tokens
-from glasshouse.objectives.report import SHOWN, Example, Report
 
 L = TypeVar("L", ClassificationDataset, TokenClassificationDataset)
 

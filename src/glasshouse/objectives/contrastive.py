@@ -15,9 +15,8 @@ from glasshouse.data import Batch, ContrastiveDataset, Corpus
 from glasshouse.embeddings import with_pooling
 from glasshouse.errors import InputError
 from glasshouse.models import Encoder, Model
-from glasshouse.objectives.metrics import MetricSums
+from glasshouse.objectives.metrics import SHOWN, Example, MetricSums, Report
 from glasshouse.objectives.objective import Evaluation, Objective, items_for_tokens
-from glasshouse.objectives.report import SHOWN, Example, Report
 
 ROWS = 1024  # texts compared with all matches at once
 

@@ -16,10 +16,9 @@ from glasshouse.errors import InputError, distinct
 from glasshouse.models import Model
 from glasshouse.models.checks import check_length
 from glasshouse.objectives.loss.cross_entropy import cross_entropy, reference_precision
-from glasshouse.objectives.metrics import MetricSums
+from glasshouse.objectives.metrics import MetricSums, Report
 from glasshouse.objectives.objective import Evaluation, Objective
 from glasshouse.objectives.registry import find_objective
-from glasshouse.objectives.report import Report
 from glasshouse.text import Tokenizer
 
 UNPREPARED = "distillation has no teacher and no samples yet; call prepare with the student first."

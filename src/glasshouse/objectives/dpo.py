@@ -17,9 +17,8 @@ from glasshouse.layers.attend.kernel import Attend
 from glasshouse.models import Model
 from glasshouse.objectives.loss.cross_entropy import reference_precision
 from glasshouse.objectives.loss.softmax_gradient import IGNORED
-from glasshouse.objectives.metrics import MetricSums
+from glasshouse.objectives.metrics import SHOWN, MetricSums, Report
 from glasshouse.objectives.objective import Evaluation, Objective, items_for_tokens
-from glasshouse.objectives.report import SHOWN, Report
 
 
 @dataclass(frozen=True)

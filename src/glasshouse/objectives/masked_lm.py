@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from glasshouse.data import Corpus, MaskedLMDataset
+from glasshouse.objectives.metrics import SHOWN, Example, Report
 from glasshouse.objectives.objective import Evaluation, Objective
-from glasshouse.objectives.report import SHOWN, Example, Report
 
 
 class MaskedLM(Objective[MaskedLMDataset]):

@@ -17,8 +17,7 @@ from glasshouse.data import Batch, Corpus, Dataset
 from glasshouse.data.corpus import Kind
 from glasshouse.models import Model
 from glasshouse.objectives.loss.cross_entropy import compute_loss
-from glasshouse.objectives.metrics import MetricSums, evaluate_batch, exact_match
-from glasshouse.objectives.report import Example, Report
+from glasshouse.objectives.metrics import Example, MetricSums, Report, evaluate_batch, exact_match
 from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 

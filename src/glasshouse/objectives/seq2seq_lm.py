@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from glasshouse.data import Corpus, Seq2SeqDataset
 from glasshouse.data.item_datasets import source_prefix_suffix
+from glasshouse.objectives.metrics import Report
 from glasshouse.objectives.objective import Evaluation, Objective, items_for_tokens
-from glasshouse.objectives.report import Report
 from glasshouse.objectives.translation import bleu, chrf
 
 

@@ -20,7 +20,7 @@ from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.prompt import encode_prompt, end_of_turn_ids
 from glasshouse.serve.schema.errors import ApiError
 from glasshouse.text import Tokenizer
-from glasshouse.text.token_length import max_token_bytes
+from glasshouse.text.token_text import max_token_bytes
 
 MAX_LEN = 8192  # tokens of a sequence by default, where a model could take more: each slot reserves memory for them
 SLOTS_CPU = 32

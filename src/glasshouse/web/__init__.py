@@ -1,8 +1,7 @@
 """What the page and the API server share: addresses, connections, bounded bodies, and a log."""
 
 from glasshouse.web.address import host_headers, is_loopback, listen, url_host
-from glasshouse.web.body import read_body
-from glasshouse.web.connection import MAX_HEADER_BYTES, http_config
+from glasshouse.web.connection import MAX_HEADER_BYTES, http_config, read_body
 from glasshouse.web.log import Log
 
 __all__ = ["MAX_HEADER_BYTES", "Log", "host_headers", "http_config", "is_loopback", "listen", "read_body", "url_host"]

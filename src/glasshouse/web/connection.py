@@ -10,6 +10,7 @@ from typing import Any
 
 import h11
 import uvicorn
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -220,3 +221,14 @@ def max_connections() -> int:
 
     files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return MAX_CONNECTIONS if files < 0 else max(2, min(MAX_CONNECTIONS, files - OTHER_FILES))
+
+
+async def read_body(request: Request, limit: int) -> bytes | None:
+    """Return the body of a request; None if it has more than `limit` bytes."""
+    parts, size = [], 0
+    async for part in request.stream():
+        parts.append(part)
+        size += len(part)
+        if size > limit:
+            return None
+    return b"".join(parts)

@@ -20,7 +20,7 @@ from serve.plain_http import Answer, ask, begin, eventually
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
 from glasshouse.serve.runtime.preparation import MAX_OF_KEY, THREADS, Preparation
-from glasshouse.text.token_length import NFC_SHRINKS, max_token_bytes
+from glasshouse.text.token_text import NFC_SHRINKS, max_token_bytes
 
 WAITING = 30
 

@@ -20,8 +20,7 @@ from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.models.builder import count_parameters, instantiate_unfilled
 from glasshouse.models.stack import Stack
-from glasshouse.models.weight_init import init_weights
-from glasshouse.models.weights import assign_weights
+from glasshouse.models.weights import assign_weights, init_weights
 from glasshouse.training.distributed import tensor_parallel
 from glasshouse.training.distributed.layout import Layout, choose_layout
 from glasshouse.training.distributed.processes import Parallel, Processes

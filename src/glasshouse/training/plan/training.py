@@ -15,8 +15,7 @@ from glasshouse.spec import Seq2SeqSpec
 from glasshouse.training.distributed.layout import Layout, choose_layout
 from glasshouse.training.plan.hardware import Gpu
 from glasshouse.training.plan.memory import MemoryModel, StepMemory
-from glasshouse.training.plan.speed import TokenFlops, compute_seconds, token_flops
-from glasshouse.training.plan.traffic import Traffic, step_traffic
+from glasshouse.training.plan.speed import TokenFlops, Traffic, compute_seconds, step_traffic, token_flops
 from glasshouse.training.run import Run, Train
 from glasshouse.training.setup.model import make_meta_model
 

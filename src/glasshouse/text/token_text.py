@@ -1,10 +1,11 @@
-"""How much text a token can stand for, from which the length of a text in bytes tells that it cannot fit a model."""
+"""Tokens as text: how they are displayed, and how much text one can stand for."""
 
 from __future__ import annotations
 
 import json
 
 from glasshouse.config import JsonDict
+from glasshouse.escaping import show_whitespace
 from glasshouse.text.tokenizer import Tokenizer
 
 NFC_SHRINKS = 4  # times at most, in bytes: three for the sign of Kelvin, which becomes a K, and more for ΐ
@@ -44,3 +45,13 @@ def _keeps_all(step: JsonDict | None) -> bool:
             return all(map(_keeps_all, steps))
         case _:
             return False
+
+
+def visible_token(tok: Tokenizer, number: int) -> str:
+    """Return the token of an id with whitespace visible: its bytes if byte-level, else its spelling.
+
+    >>> tok = Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    >>> [visible_token(tok, number) for number in tok.encode("to be")]
+    ['t', 'o', '␣', 'b', 'e']
+    """
+    return show_whitespace(tok.decode_bytes([number]) if tok.byte_level else tok.id_to_token(number))
