@@ -69,6 +69,11 @@ def begin(server: Server, path: str, body: object, key: str = KEYS[0]) -> socket
     return made
 
 
+def is_idle(server: Server) -> bool:
+    """Whether no sequence waits or is generated."""
+    return not any(lane.queue or lane.active or lane.retries for lane in server.api.runner.lanes.values())
+
+
 def eventually(condition: Callable[[], bool], seconds: float = 30) -> bool:
     """Wait until a condition holds; return whether it does."""
     end = time.monotonic() + seconds

@@ -28,7 +28,7 @@ def _still_serving(server: Server) -> Iterator[None]:
     yield
     assert psutil.Process().memory_info().rss - before < MOST
     assert ask(server, "/v1/completions", body).status == 200
-    assert plain_http.eventually(lambda: server.api.runner.n_unfinished == 0)
+    assert plain_http.eventually(lambda: plain_http.is_idle(server))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 from serve.conftest import KEYS
-from serve.plain_http import ask, eventually, post_head
+from serve.plain_http import ask, eventually, is_idle, post_head
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
@@ -175,7 +175,7 @@ def test_clients_that_leave(tok: gh.Tokenizer, decoder: gh.models.Decoder) -> No
         )
         engine = server.api.models["decoder"].engine
         assert engine is not None
-        assert eventually(lambda: server.gate.n_requests == 0 and server.api.runner.n_unfinished == 0)
+        assert eventually(lambda: server.gate.n_requests == 0 and is_idle(server))
         assert eventually(lambda: not engine.slots.running and len(engine.slots.free) == 32)
         assert eventually(lambda: not server._uvicorn.server_state.connections)
         assert set(clients.statuses) == {"200"}

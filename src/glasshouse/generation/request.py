@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -66,20 +65,17 @@ class EndToken(NamedTuple):
 
 
 class Request:
-    """A running generation. The thread that steps the engine adds tokens; any thread may read it or wait for it.
+    """A running generation, to which the steps of the engine add tokens.
 
-    `ids` and `logprobs` grow while it runs. `finish_reason` is set last, once everything else is final; where it is
-    "error", `error` has the message.
+    `ids` and `logprobs` grow while it runs. `finish_reason` is set at the end; where it is "error", `error` has the
+    message.
 
-    >>> import threading, glasshouse as gh
+    >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
-    >>> stepping = threading.Thread(target=engine.run_forever)
-    >>> stepping.start()
     >>> request = engine.submit([1, 2, 3], max_new_tokens=4)
-    >>> request.wait(timeout=60), len(request.ids), request.finish_reason
-    (True, 4, 'length')
-    >>> engine.close()
-    >>> stepping.join()
+    >>> engine.run()
+    >>> len(request.ids), request.finish_reason
+    (4, 'length')
     """
 
     def __init__(
@@ -123,9 +119,6 @@ class Request:
         # Tokens sampled only if no other is allowed; end tokens before min_new_tokens.
         self._forbidden = options.forbidden_ids
         self._suspects = self._forbidden | (end_ids if options.min_new_tokens else frozenset())
-        self._lock = threading.RLock()  # guards all of the above
-        self._changed = threading.Condition(self._lock)  # notified of each token and the end, if a thread waits
-        self._waiting = 0
 
     @property
     def done(self) -> bool:
@@ -145,128 +138,92 @@ class Request:
         candidates: np.ndarray | None = None,
     ) -> bool:
         """Add the next token; return whether it was added, which it is not once the request is done."""
-        with self._lock:
-            if self.finish_reason is not None:
-                return False
-            # NaN compares as false. The check is on the host, so that a GPU is not waited for.
-            if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
-                self.fail(problem)
-                return False
-            try:
-                refused = self.constraint is not None and not self.constraint.accept(token)
-            except InputError as error:
-                self.fail(str(error))
-                return False
-            if refused:
-                self.fail(NOTHING_ALLOWED)
-                return False
-            if self.draws is not None and candidates is not None:
-                self.draws.add(candidates)
-            if token in self.end_ids:
-                self.end_token = EndToken(token, logprob, top or [])
+        if self.finish_reason is not None:
+            return False
+        # NaN compares as false. The check is on the host, so that a GPU is not waited for.
+        if (token in self._suspects or not logprob > -math.inf) and (problem := self._problem(token, logprob)):
+            self.fail(problem)
+            return False
+        try:
+            refused = self.constraint is not None and not self.constraint.accept(token)
+        except InputError as error:
+            self.fail(str(error))
+            return False
+        if refused:
+            self.fail(NOTHING_ALLOWED)
+            return False
+        if self.draws is not None and candidates is not None:
+            self.draws.add(candidates)
+        if token in self.end_ids:
+            self.end_token = EndToken(token, logprob, top or [])
+            self.finish("stop")
+            return True
+        self.ids.append(token)
+        self.logprobs.append(logprob)
+        if top is not None:
+            self.top_logprobs.append(top)
+        if self.options.stop:
+            self._detokenize()
+            if self._detokenizer is not None and self._detokenizer.stopped:
                 self.finish("stop")
                 return True
-            self.ids.append(token)
-            self.logprobs.append(logprob)
-            if top is not None:
-                self.top_logprobs.append(top)
-            if self.options.stop:
-                self._detokenize()
-                if self._detokenizer is not None and self._detokenizer.stopped:
-                    self.finish("stop")
-                    return True
-            if self.constraint is not None and self.constraint.complete:
-                self.finish("stop")
-            elif len(self.ids) >= self.limit:
-                self.finish("length")
-            elif self._waiting:
-                self._changed.notify_all()
-            return True
-
-    def keep_draws(self, n_candidates: int) -> None:
-        """Keep this many candidates of each token, as the parameter `candidates` does; before it is queued."""
-        self.options = replace(self.options, candidates=n_candidates)
-        self.draws = Draws(n_candidates)
+        if self.constraint is not None and self.constraint.complete:
+            self.finish("stop")
+        elif len(self.ids) >= self.limit:
+            self.finish("length")
+        return True
 
     def finish_search(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
         """Finish with the hypotheses of a beam search, best first."""
-        with self._lock:
-            if self.done:
-                return
-            if not found:
-                self.fail(NOTHING_ALLOWED)
-                return
-            self.hypotheses, self.tree = found, tree
-            self.ids, self.logprobs = list(found[0].ids), list(found[0].logprobs)
-            self.finish(found[0].finish_reason)
+        if self.done:
+            return
+        if not found:
+            self.fail(NOTHING_ALLOWED)
+            return
+        self.hypotheses, self.tree = found, tree
+        self.ids, self.logprobs = list(found[0].ids), list(found[0].logprobs)
+        self.finish(found[0].finish_reason)
 
     def fail(self, error: str) -> None:
         """Finish with an error message; the tokens so far are kept."""
-        with self._lock:
-            if not self.done:
-                self.error = error
-                self.finish("error")
+        if not self.done:
+            self.error = error
+            self.finish("error")
 
     def finish(self, reason: FinishReason) -> bool:
         """Finish the request; return False if it already was."""
-        with self._lock:
-            if self.done:
-                return False
-            self._detokenize()
-            if self._detokenizer is not None:
-                self._new_text.append(self._detokenizer.finish())
-                if self._detokenizer.stopped:
-                    reason = "stop"
-                kept = self._detokenizer.n_kept
-                if self.draws is not None and kept < len(self.ids):
-                    self.draws.truncate(kept)
-                self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
-                self.top_logprobs = self.top_logprobs[:kept]
-            self.finish_reason = reason
-            if self._waiting:
-                self._changed.notify_all()
-            return True
+        if self.done:
+            return False
+        self._detokenize()
+        if self._detokenizer is not None:
+            self._new_text.append(self._detokenizer.finish())
+            if self._detokenizer.stopped:
+                reason = "stop"
+            kept = self._detokenizer.n_kept
+            if self.draws is not None and kept < len(self.ids):
+                self.draws.truncate(kept)
+            self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
+            self.top_logprobs = self.top_logprobs[:kept]
+        self.finish_reason = reason
+        return True
 
     @property
     def text(self) -> str:
         """The text generated so far that will not change."""
-        with self._lock:
-            self._detokenize()
-            return "" if self._detokenizer is None else self._detokenizer.text
+        self._detokenize()
+        return "" if self._detokenizer is None else self._detokenizer.text
 
     def take_text(self) -> str:
         """Return the new text since the last call: whole characters, and nothing of a stop string."""
-        with self._lock:
-            self._detokenize()
-            new = "".join(self._new_text)
-            self._new_text.clear()
-            return new
+        self._detokenize()
+        new = "".join(self._new_text)
+        self._new_text.clear()
+        return new
 
     @property
     def n_final(self) -> int:
         """How many of the ids will not be dropped by a stop string: those whose text was returned."""
-        with self._lock:
-            return len(self.ids) if self.done or self._detokenizer is None else self._detokenizer.n_final
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the end, at most `timeout` seconds, while another thread steps the engine; return `done`."""
-        with self._lock:
-            return self._wait_for(lambda: self.done, timeout)
-
-    def stream(self) -> Iterator[str]:
-        """Yield the text as it is generated, in whole characters, while another thread steps the engine.
-
-        A failed request raises its error after the last text.
-        """
-        done = False
-        while not done:
-            with self._lock:
-                self._wait_for(lambda: self.done or len(self.ids) > self._n_decoded or any(self._new_text))
-                done = self.done
-                piece = self.take_text()
-            if piece:
-                yield piece
-        self.raise_on_error()
+        return len(self.ids) if self.done or self._detokenizer is None else self._detokenizer.n_final
 
     def raise_on_error(self) -> None:
         """Raise the error of a failed request."""
@@ -275,24 +232,14 @@ class Request:
 
     def completions(self) -> list[Completion]:
         """Return the result, or the `n_best` of a beam search."""
-        with self._lock:
-            if self.finish_reason is None:
-                raise InputError("the request is not done; step the engine until it is, or wait for it.")
-            if not self.hypotheses:
-                recording = (
-                    None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
-                )
-                top = self.top_logprobs if self.options.top_logprobs else None
-                found = (self.text, self.ids, self.logprobs, self.finish_reason)
-                return [Completion(*found, recording=recording, top_logprobs=top, draws=self.draws)]
-            return [self._completion(one) for one in self.hypotheses]
-
-    def _wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        self._waiting += 1
-        try:
-            return self._changed.wait_for(condition, timeout)
-        finally:
-            self._waiting -= 1
+        if self.finish_reason is None:
+            raise InputError("the request is not done; step the engine until it is.")
+        if not self.hypotheses:
+            recording = None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
+            top = self.top_logprobs if self.options.top_logprobs else None
+            found = (self.text, self.ids, self.logprobs, self.finish_reason)
+            return [Completion(*found, recording=recording, top_logprobs=top, draws=self.draws)]
+        return [self._completion(one) for one in self.hypotheses]
 
     def _problem(self, token: int, logprob: float) -> str | None:
         """Return the error of a token that must not be sampled: the sampler returns one even if none is allowed."""

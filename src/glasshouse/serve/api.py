@@ -69,6 +69,11 @@ class Api:
             raise ApiError(message, 404, code="model_not_found", param="model")
         return self.models[name]
 
+    @property
+    def candidates(self) -> int:
+        """How many candidates of each token are kept: none where answers are not."""
+        return 0 if self.answers is None else CANDIDATES
+
     async def prepare(self, request: Request, table: Table, work: Callable[[Values], T]) -> T:
         """Read a request's body, and return what `work` makes of it in another thread, while the client is there."""
         body = await self.read_body(request)

@@ -17,12 +17,12 @@ import openai
 import pytest
 import torch
 from serve.conftest import KEYS
-from serve.plain_http import Answer, ask, begin, eventually
+from serve.plain_http import Answer, ask, begin, eventually, is_idle
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
+from glasshouse.serve.runtime.exchange import Job, Piece
 from glasshouse.serve.runtime.fair_queue import FairQueue
-from glasshouse.serve.runtime.job import Job, Outbox, Piece
 from glasshouse.serve.schema.errors import ApiError
 
 SLOTS, WAITING = 4, 6
@@ -83,7 +83,7 @@ def test_disconnects_leave_the_cache_as_it_was(small: Server) -> None:
 
     for number in range(100):
         leave(number)
-    assert eventually(lambda: small.api.runner.n_unfinished == 0)
+    assert eventually(lambda: is_idle(small))
     assert eventually(lambda: not engine.slots.running)
     assert len(engine.slots.free) == SLOTS
     assert engine.n_waiting == 0
@@ -341,8 +341,7 @@ def test_text_that_changes_after_a_retry_is_an_error(tok: gh.Tokenizer, decoder:
     first, other = (
         engine.make_request(tok.encode(text), gh.SamplingParams(max_new_tokens=8)) for text in ("to be", "mind")
     )
-    with ThreadPoolExecutor(1) as thread:  # a browser that other tests drive leaves its event loop in this one
-        job = Job(first, "", 0, thread.submit(asyncio.run, new_outbox()).result(), streamed=True)
+    job = Job(first, "", 0, lambda index, piece: None, streamed=True)
     engine.enqueue(first)
     engine.run()
     assert isinstance(job.take(), Piece)
@@ -351,10 +350,6 @@ def test_text_that_changes_after_a_retry_is_an_error(tok: gh.Tokenizer, decoder:
     job.retry(other)
     with pytest.raises(gh.InputError, match="could not be continued"):
         job.take()
-
-
-async def new_outbox() -> Outbox:
-    return Outbox()
 
 
 def test_draining_finishes_what_was_begun(

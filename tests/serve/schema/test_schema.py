@@ -9,7 +9,7 @@ import pytest
 from examples import up_to
 from hypothesis import HealthCheck, Phase, given, settings
 from serve.conftest import KEYS
-from serve.plain_http import eventually
+from serve.plain_http import eventually, is_idle
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
@@ -49,7 +49,7 @@ def check(server: Server, mode: Any, examples: int) -> None:  # noqa: ANN401 - a
 
     one()
     assert len(statuses) >= examples // 2
-    assert eventually(lambda: server.api.runner.n_unfinished == 0)
+    assert eventually(lambda: is_idle(server))
 
 
 @pytest.mark.parametrize("mode", MODES, ids=lambda mode: mode.value)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
@@ -59,11 +60,9 @@ class Engine:
     every step runs all slots at their full length, each prompt is prefilled in passes of its own, and no prefix is
     shared. Without it a neighbour can change the order of a sum, and so a token where two are equally likely.
 
-    Threads may share an engine. `submit` and `cancel` return at once, from any thread and also during a step: they
-    do nothing on the device. Any thread may call `step`, `run` or `stream`; one thread steps at a time, and in the
-    others a call of `step` waits until that step is over. A server gives one thread `run_forever`, submits from
-    others, waits with `Request.wait` or `Request.stream`, and ends with `close`. If a step raises, the requests
-    that have slots end with finish_reason "error", and the engine remains usable.
+    An engine belongs to one thread: a call while another thread uses it raises. `make_request` alone may run in any
+    thread, so that a server prepares requests in many and enqueues and steps in one, as `glasshouse serve` does. If a
+    step raises, the requests that have slots end with finish_reason "error", and the engine remains usable.
 
     >>> import glasshouse as gh
     >>> engine = gh.Engine(gh.build(gh.preset("tiny-decoder")), slots=2, max_len=32)
@@ -130,10 +129,8 @@ class Engine:
             self.slots, prefill_chunk=self.prefill_chunk, mixed_prefill=self._runner.supports_mixed_prefill
         )
         self._outputs = OutputProcessor(self.slots, self._runner, BeamDriver(self._runner, model.spec.vocab_size))
-        # Guards the waiting requests and the fields below; notified of new requests and at the end of a step.
-        self._condition = threading.Condition()
-        self._stepper: int | None = None  # the thread that runs a step and may use the scheduler
-        self._cancelled = False  # whether a cancelled request may still be queued or scheduled
+        self._in_use = threading.RLock()  # held by the thread that is inside a call
+        self._cancelled = False  # whether a cancelled request is still queued or scheduled
         self._closed = False
 
     @property
@@ -228,20 +225,19 @@ class Engine:
 
     def enqueue(self, request: Request) -> None:
         """Queue a request of `make_request`."""
-        with self._condition:
+        with self._exclusive():
             if self._closed:
                 raise InputError("the engine is closed and takes no more requests; make a new one.")
             if not request.done:
                 self._scheduler.waiting.append(request)
-                self._condition.notify_all()
 
     def cancel(self, request: Request) -> None:
         """End a request now, whether it is waiting, in prefill or decoding; its tokens so far are kept.
 
         Its slots are free from the next step on.
         """
-        if request.finish("cancelled"):
-            self._cancelled = True
+        with self._exclusive():
+            self._cancelled |= request.finish("cancelled")
 
     def run(self) -> None:
         """Step until every request is done."""
@@ -253,28 +249,15 @@ class Engine:
 
         `options` are those that most requests will have (default: greedy). It does nothing while requests run.
         """
-        self._exclusively(lambda: None if self.slots.running else self._warm_up(options or SamplingParams()))
-
-    def run_forever(self) -> None:
-        """Warm up, step whenever there is work, and wait while there is none, until another thread calls `close`.
-
-        If a step raises, the engine is closed, so that no thread waits forever, and the error is raised here.
-        """
-        try:
-            self.warm_up()
-            while not self._closed:
-                with self._condition:
-                    self._condition.wait_for(lambda: self._closed or self._has_work())
-                self.step()
-        finally:
-            self.close()
+        with self._exclusive(), torch.inference_mode():
+            if not self.slots.running:
+                self._runner.warm_up(options or SamplingParams())
+                self._outputs.clear()
 
     def close(self) -> None:
-        """Cancel every unfinished request and accept no more; waits for a running step."""
-        with self._condition:
+        """Cancel every unfinished request and accept no more."""
+        with self._exclusive():
             self._closed = True
-            self._condition.notify_all()
-            self._condition.wait_for(lambda: self._stepper is None)
             for request in (*self._scheduler.waiting, *self._outputs.requests):
                 request.finish("cancelled")
             self._scheduler.waiting.clear()
@@ -294,57 +277,38 @@ class Engine:
         request.raise_on_error()
 
     def step(self) -> bool:
-        """Schedule requests, prefill a chunk of prompts, and decode one token each; return whether work is left.
-
-        While another thread runs a step, the call waits for its end and returns.
-        """
-        self._exclusively(self._step)
-        return self._has_work()
-
-    def _exclusively(self, work: Callable[[], None]) -> None:
-        """Run work on the device, or wait for the end of the work of another thread."""
-        me = threading.get_ident()
-        try:
-            with self._condition:
-                if self._stepper is not None:
-                    self._condition.wait()
-                elif not self._closed:
-                    self._stepper = me
-            if self._stepper == me:
-                work()
-        except BaseException as error:
-            if self._stepper == me:  # sequences and cache may be inconsistent now
+        """Schedule requests, prefill a chunk of prompts, and decode one token each; return whether work is left."""
+        with self._exclusive(), torch.inference_mode():
+            if self._cancelled:
+                self._drop_cancelled()
+            try:
+                step = self._scheduler.schedule()
+                output = self._runner.run(step)
+                self._outputs.postprocess(step, output)
+            except BaseException as error:  # sequences and cache may be inconsistent now
                 for request in self._outputs.requests:
                     request.fail(f"a step of the engine raised {type(error).__name__}: {error}; submit it again.")
                 self._outputs.clear()
-            raise
+                raise
+            return bool(self._scheduler.waiting or self.slots.running or self._outputs.pending)
+
+    @contextmanager
+    def _exclusive(self) -> Iterator[None]:
+        """Hold the engine for a call; raise where another thread is inside one."""
+        if not self._in_use.acquire(blocking=False):
+            raise InputError(
+                "the engine is in use by another thread; give each thread an engine of its own, or all calls to one "
+                "thread, as `glasshouse serve` does."
+            )
+        try:
+            yield
         finally:
-            if self._stepper == me:
-                with self._condition:
-                    self._stepper = None
-                    self._condition.notify_all()
-
-    @torch.inference_mode()
-    def _step(self) -> None:
-        if self._cancelled:
-            self._drop_cancelled()
-        step = self._scheduler.schedule()
-        output = self._runner.run(step)
-        self._outputs.postprocess(step, output)
-
-    @torch.inference_mode()
-    def _warm_up(self, options: SamplingParams) -> None:
-        self._runner.warm_up(options)
-        self._outputs.clear()
-
-    def _has_work(self) -> bool:
-        return bool(self._scheduler.waiting or self.slots.running or self._outputs.pending)
+            self._in_use.release()
 
     def _drop_cancelled(self) -> None:
         """Remove cancelled requests, whether they wait or have a slot."""
-        self._cancelled = False  # first: a request cancelled meanwhile is found by the next step
+        self._cancelled = False
         waiting = self._scheduler.waiting
-        with self._condition:
-            for request in [request for request in waiting if request.done]:
-                waiting.remove(request)  # one by one: other threads take an empty queue for the end of all work
+        for request in [request for request in waiting if request.done]:
+            waiting.remove(request)
         self._outputs.drop_cancelled()

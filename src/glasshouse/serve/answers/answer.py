@@ -16,10 +16,8 @@ from starlette.types import Receive, Scope, Send
 from glasshouse.config import JsonDict
 from glasshouse.generation.request import Request
 from glasshouse.page.serialization import to_json
-from glasshouse.serve.answers.kept import CANDIDATES
 from glasshouse.serve.api import KEY, USAGE, Api
-from glasshouse.serve.runtime.exchange import DisconnectedError, Exchange
-from glasshouse.serve.runtime.job import Job, Outbox, Piece
+from glasshouse.serve.runtime.exchange import DisconnectedError, Exchange, Piece
 from glasshouse.serve.schema.errors import ApiError, json_response
 from glasshouse.serve.schema.requests import Values
 from glasshouse.serve.served_model import ServedModel
@@ -132,14 +130,10 @@ def make_exchange(
     api: Api, http: HttpRequest, answer: str, served: ServedModel, requests: Sequence[Request], streamed: bool
 ) -> Exchange:
     """Return the exchange of requests that were made for a client; `answer` is the id of what it will get."""
-    outbox, key = Outbox(), http.scope[KEY]
-    keep = None
-    if api.answers is not None:
-        for request in requests:
-            request.keep_draws(CANDIDATES)
-        keep = partial(api.answers.keep_requests, key, answer, served.name)
-    jobs = [Job(request, key, index, outbox, streamed) for index, request in enumerate(requests)]
-    return Exchange(api.runner, served.name, outbox, jobs, api.limits.timeout, keep)
+    key = http.scope[KEY]
+    keep = None if api.answers is None else partial(api.answers.keep_requests, key, answer, served.name)
+    timeout = api.limits.timeout
+    return Exchange(api.runner, served.name, key, requests, streamed=streamed, timeout=timeout, keep=keep)
 
 
 async def collect(exchange: Exchange) -> list[Piece]:

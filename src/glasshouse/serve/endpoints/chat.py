@@ -15,7 +15,7 @@ from glasshouse.serve.answers.answer import Answer, check_fan_out, respond
 from glasshouse.serve.answers.logprobs import chat_logprobs
 from glasshouse.serve.answers.tool_calls import ToolCallParser, conversation, offered_tools
 from glasshouse.serve.api import KEY, Api
-from glasshouse.serve.runtime.job import Piece
+from glasshouse.serve.runtime.exchange import Piece
 from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import CHAT, Values, sampling_params
 from glasshouse.serve.served_model import ServedModel
@@ -73,11 +73,12 @@ def _read(api: Api, key: str, values: Values) -> tuple[ChatAnswer, list[Request]
     limits = [values[name] for name in ("max_tokens", "max_completion_tokens") if values[name] is not None]
     messages, tools = conversation(values["messages"]), offered_tools(served, values)
     limit, top = min(limits, default=None), values["top_logprobs"]
-    n_ids, requests = chat_requests(served, messages, values, limit, key, values["n"], top, tools)
+    n_ids, requests = chat_requests(api, served, messages, values, limit, key, values["n"], top, tools)
     return ChatAnswer(served, values, n_ids, tools), requests
 
 
 def chat_requests(
+    api: Api,
     served: ServedModel,
     messages: Sequence[JsonDict],
     values: Values,
@@ -92,6 +93,6 @@ def chat_requests(
     # Templates strip messages, and may leave out parts of those that are not the user's, such as earlier thoughts.
     served.check_least_tokens(*(one["content"].strip() for one in messages if one["role"] == "user"))
     ids = served.encode_chat(messages, tools=tools)
-    params = sampling_params(values, served.fit(ids, max_tokens), top_logprobs)
+    params = sampling_params(values, served.fit(ids, max_tokens), top_logprobs, api.candidates)
     params = replace(params, stop_token_ids=(*params.stop_token_ids, *served.end_of_turn()))
     return len(ids), [engine.make_request(ids, sample, namespace=key) for sample in params.with_seeds(n)]

@@ -15,8 +15,7 @@ from glasshouse.models import Decoder
 from glasshouse.serve.answers.answer import Answer, check_fan_out, respond
 from glasshouse.serve.answers.logprobs import TokenOffsets, completion_logprobs
 from glasshouse.serve.api import KEY, Api
-from glasshouse.serve.runtime.exchange import DisconnectedError
-from glasshouse.serve.runtime.job import Piece
+from glasshouse.serve.runtime.exchange import DisconnectedError, Piece
 from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import COMPLETIONS, Values, sampling_params
 from glasshouse.serve.served_model import ServedModel
@@ -90,7 +89,7 @@ def _read(api: Api, key: str, values: Values) -> tuple[CompletionAnswer, list[Re
     for one in many:
         ids = served.encode(one)
         limit = served.fit(ids, values["max_tokens"], DEFAULT_TOKENS)
-        params = sampling_params(values, limit, values["logprobs"] or 0)
+        params = sampling_params(values, limit, values["logprobs"] or 0, api.candidates)
         requests += [engine.make_request(ids, sample, namespace=key) for sample in params.with_seeds(values["n"])]
         text = one if isinstance(one, str) else served.tok.decode(ids) if served.tok and values["echo"] else ""
         prompts.append(Prompt(text, ids))

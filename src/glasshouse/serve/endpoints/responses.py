@@ -16,8 +16,7 @@ from glasshouse.generation.request import Request
 from glasshouse.serve.answers.answer import EventStream, collect, event, make_exchange
 from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.endpoints.chat import chat_requests
-from glasshouse.serve.runtime.exchange import DisconnectedError, Exchange
-from glasshouse.serve.runtime.job import Piece
+from glasshouse.serve.runtime.exchange import DisconnectedError, Exchange, Piece
 from glasshouse.serve.schema.errors import ApiError, json_response
 from glasshouse.serve.schema.requests import RESPONSES, Values, message_texts
 from glasshouse.serve.served_model import ServedModel
@@ -139,5 +138,5 @@ def _read(api: Api, key: str, values: Values) -> tuple[ResponseAnswer, list[Requ
     messages = [{"role": "user", "content": given}] if isinstance(given, str) else message_texts(given)
     if values["instructions"] is not None:
         messages = [{"role": "system", "content": values["instructions"]}, *messages]
-    n_ids, requests = chat_requests(served, messages, values, values["max_output_tokens"], key)
+    n_ids, requests = chat_requests(api, served, messages, values, values["max_output_tokens"], key)
     return ResponseAnswer(served, values, n_ids), requests

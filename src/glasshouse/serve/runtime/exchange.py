@@ -1,19 +1,111 @@
-"""One HTTP request while its jobs run: they end with the client, at the deadline, and when the server shuts down."""
+"""An exchange: one HTTP request and the sequences that are generated for it, its jobs.
+
+Jobs are filled by the thread that steps the engine, and their pieces awaited on the event loop. They end with the
+client, at the deadline, and when the server shuts down.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Self
+from typing import NamedTuple, Protocol, Self
 
 from starlette.types import Receive
 
+from glasshouse.errors import InputError
 from glasshouse.generation.constraints.constraint import TOO_COMPLEX
-from glasshouse.generation.request import NOTHING_ALLOWED, Request
-from glasshouse.serve.runtime.job import Job, Outbox, Piece
-from glasshouse.serve.runtime.runner import Runner
+from glasshouse.generation.request import NOTHING_ALLOWED, EndToken, FinishReason, Request, TopLogprobs
 from glasshouse.serve.schema.errors import ApiError, never_begun, timed_out, unavailable
+
+
+class Piece(NamedTuple):
+    """What was generated since the piece before; the last one has the reason."""
+
+    text: str
+    ids: list[int]
+    logprobs: list[float]
+    top_logprobs: list[TopLogprobs]
+    finish_reason: FinishReason | None = None
+    error: str | None = None  # where the reason is "error"
+    end_token: EndToken | None = None  # where one ended it
+
+    def with_end_token(self) -> Piece:
+        """Return the piece with the token that ended it, if one did, as the last."""
+        if self.end_token is None:
+            return self
+        token, logprob, top = self.end_token
+        return self._replace(
+            ids=[*self.ids, token],
+            logprobs=[*self.logprobs, logprob],
+            top_logprobs=[*self.top_logprobs, top] if top else self.top_logprobs,
+        )
+
+
+@dataclass(eq=False)
+class Job:
+    """A request of the engine, what of it was sent, and where to."""
+
+    request: Request
+    key: str
+    index: int  # of its choice
+    deliver: Callable[[int, Piece], None]  # to who waits for it, on the event loop
+    streamed: bool
+    arrived: float = field(default_factory=time.perf_counter)
+    first_token: float | None = None  # when there was one
+    n_sent: int = 0  # ids in the pieces so far
+    text: str = ""  # in the pieces so far; needed only to try again
+    retried: bool = False
+
+    def take(self) -> Piece | None:
+        """Return what is new, if there is anything to send now; without streaming that is everything, at the end."""
+        request = self.request
+        done = request.done
+        if not (done or self.streamed):
+            return None
+        text = self._new_text()
+        count = request.n_final
+        if not (done or text or count > self.n_sent):
+            return None
+        new = slice(self.n_sent, count)
+        self.n_sent = max(self.n_sent, count)
+        self.text += text
+        piece = Piece(text, request.ids[new], request.logprobs[new], request.top_logprobs[new])
+        if not done:
+            return piece
+        return piece._replace(finish_reason=request.finish_reason, error=request.error, end_token=request.end_token)
+
+    def _new_text(self) -> str:
+        if not self.retried:
+            return self.request.take_text()
+        text = self.request.text
+        if not self.request.done and self.text.startswith(text):
+            return ""  # not yet as far as before
+        if not text.startswith(self.text):
+            raise InputError(
+                "the answer could not be continued after an error of the engine; send the request again."
+            )
+        return text[len(self.text) :]
+
+    def retry(self, request: Request) -> None:
+        """Start again with an equal request, which generates the same tokens; those that were sent are skipped."""
+        self.request, self.retried = request, True
+
+
+class JobRunner(Protocol):
+    """Who runs jobs: `glasshouse.serve.runtime.runner.Runner`."""
+
+    @property
+    def closed_reason(self) -> str:
+        """Why no jobs are taken any more."""
+
+    def submit(self, name: str, jobs: Sequence[Job]) -> None:
+        """Queue jobs for a model."""
+
+    def cancel(self, name: str, jobs: Sequence[Job]) -> bool:
+        """End jobs; return whether all were still waiting."""
 
 
 class DisconnectedError(Exception):
@@ -25,15 +117,19 @@ class Exchange:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: JobRunner,
         model: str,
-        outbox: Outbox,
-        jobs: Sequence[Job],
+        key: str,
+        requests: Sequence[Request],
+        *,
+        streamed: bool,
         timeout: float,
         keep: Callable[[Sequence[Request]], None] | None = None,  # called with what a client has got
     ) -> None:
-        self._runner, self._model, self._outbox, self.jobs, self._timeout = runner, model, outbox, jobs, timeout
-        self._keep = keep
+        self._runner, self._model, self._timeout, self._keep = runner, model, timeout, keep
+        self.jobs = [Job(request, key, index, self._deliver, streamed) for index, request in enumerate(requests)]
+        self._pieces: list[tuple[int, Piece]] = []  # delivered and not taken yet
+        self._delivered = asyncio.Event()
         self._disconnected = self._expired = self._waited = False  # the last: until it expired
         self._watch: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -48,12 +144,18 @@ class Exchange:
         """Yield what is new, by the index of the job, until all are done; raise where one ended without an answer."""
         left = len(self.jobs)
         while left:
-            taken = await self._outbox.take()
+            await self._delivered.wait()
+            self._delivered.clear()
+            taken, self._pieces = self._pieces, []
             for _, piece in taken:
                 if piece.finish_reason in ("error", "cancelled"):
                     raise self._error(piece)
                 left -= piece.finish_reason is not None
             yield taken
+
+    def _deliver(self, index: int, piece: Piece) -> None:
+        self._pieces.append((index, piece))
+        self._delivered.set()
 
     def _error(self, piece: Piece) -> Exception:
         if self._disconnected:
@@ -90,6 +192,7 @@ class Exchange:
         unfinished = [job for job in self.jobs if not job.request.done]
         if unfinished:
             self._runner.cancel(self._model, unfinished)
-        # A client that got an error instead of an answer has no id; one that left a stream has.
-        if self._keep is not None and kind is None:
+        # A client that got an error instead of an answer has no id; one that left a stream has. What is not done yet
+        # is the engine's thread to change.
+        elif self._keep is not None and kind is None:
             self._keep([job.request for job in self.jobs])

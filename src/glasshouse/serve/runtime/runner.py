@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 from glasshouse.errors import InputError
 from glasshouse.generation import Engine, SamplingParams
 from glasshouse.serve.metrics import ModelMetrics
+from glasshouse.serve.runtime.exchange import Job, Piece
 from glasshouse.serve.runtime.fair_queue import FairQueue
-from glasshouse.serve.runtime.job import Job, Piece
 from glasshouse.serve.schema.errors import never_begun, unavailable
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.web import Log
@@ -42,6 +42,7 @@ class Lane:
         self.queue: FairQueue[Job] = FairQueue(max_waiting)
         self.active: list[Job] = []
         self.retries: deque[Job] = deque()  # after a step that raised, they run one at a time
+        self.cancelled: list[Job] = []  # to end before the next step
         self.busy = False  # the engine has work, such as slots to release
         self.failures = 0  # steps that raised in a row
 
@@ -55,7 +56,10 @@ class Lane:
         return not self.broken and bool(self.busy or self.active or self.retries or len(self.queue))
 
     def admit(self) -> None:
-        """Hand jobs to the engine, as many as it has slots for: those behind them wait their turn here."""
+        """End cancelled jobs, and hand others to the engine while it has slots; those behind them wait their turn."""
+        for job in self.cancelled:
+            self.engine.cancel(job.request)
+        self.cancelled.clear()
         if self.retries:
             if not self.active:
                 self._enqueue(self.retries.popleft())
@@ -170,11 +174,6 @@ class Runner:
             self._thread.join(timeout=30)
 
     @property
-    def n_unfinished(self) -> int:
-        """How many jobs wait or run."""
-        return sum(len(one.queue) + len(one.active) + len(one.retries) for one in self.lanes.values())
-
-    @property
     def closed_reason(self) -> str:
         """Why no jobs are taken any more."""
         return "the engines have failed; restart the server." if self.has_failed else "the server is shutting down."
@@ -189,7 +188,7 @@ class Runner:
             self._condition.notify_all()
         for job in jobs:
             if job.request.done and (piece := job.take()) is not None:  # nothing to generate
-                job.outbox.put(job.index, piece)
+                job.deliver(job.index, piece)
 
     def cancel(self, name: str, jobs: Sequence[Job]) -> bool:
         """End jobs, wherever they are; slots are free after the next step. Return whether all were still waiting."""
@@ -197,11 +196,13 @@ class Runner:
         n_waiting = 0
         with self._condition:
             for job in jobs:
-                lane.engine.cancel(job.request)
-                if lane.queue.remove(job):
+                if not lane.queue.remove(job):
+                    lane.cancelled.append(job)
+                else:
                     n_waiting += 1
+                    job.request.finish("cancelled")
                     if (piece := job.take()) is not None:
-                        job.outbox.put(job.index, piece)
+                        job.deliver(job.index, piece)
         return n_waiting == len(jobs)
 
     async def call(self, work: Callable[[], T], key: str, end: float) -> T:
@@ -283,7 +284,7 @@ class Runner:
                 job.request.finish("cancelled")
                 news += [(job, piece)] if (piece := _piece(job)) is not None else []
             lane.engine.close()
-            lane.active, lane.busy = [], False
+            lane.active, lane.cancelled, lane.busy = [], [], False
         self._on_loop(_deliver, news)
         while self._tasks:
             self._on_loop(_settle, self._tasks.pop().future, None, unavailable(self.closed_reason))
@@ -304,7 +305,7 @@ def _piece(job: Job) -> Piece | None:
 
 def _deliver(news: Sequence[tuple[Job, Piece]]) -> None:
     for job, piece in news:
-        job.outbox.put(job.index, piece)
+        job.deliver(job.index, piece)
 
 
 def _settle(future: asyncio.Future[Any], result: object, error: Exception | None) -> None:

@@ -238,8 +238,13 @@ ANSWER_COMPARISON = Table({"a": Text(longest=100, required=True), "b": Text(long
 DETOKENIZE = Table({**MODEL, "tokens": Many(Whole(0, 2**31 - 1), MAX_IDS, required=True)})
 
 
-def sampling_params(values: Values, max_new_tokens: int, top_logprobs: int = 0) -> SamplingParams:
-    """Return the sampling parameters that a request asks for; without a seed, with a random one."""
+def sampling_params(
+    values: Values, max_new_tokens: int, top_logprobs: int = 0, candidates: int = 0
+) -> SamplingParams:
+    """Return the sampling parameters of a request; without a seed, with a random one.
+
+    `candidates` are what the server keeps of each token, for answers that can be opened.
+    """
     seed = values["seed"]
     return SamplingParams(
         max_new_tokens=max_new_tokens,
@@ -256,6 +261,7 @@ def sampling_params(values: Values, max_new_tokens: int, top_logprobs: int = 0) 
         stop_token_ids=values["stop_token_ids"],
         seed=secrets.randbits(62) if seed is None else seed,
         top_logprobs=top_logprobs,
+        candidates=candidates,
         constraint=values.get("constraint"),
         steer=values["steer"],
     )
