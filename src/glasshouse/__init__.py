@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from glasshouse.generation import Completion as Completion
     from glasshouse.generation import Engine as Engine
     from glasshouse.generation import SamplingParams as SamplingParams
-    from glasshouse.generation.generate import generate as generate
-    from glasshouse.generation.generate import stream as stream
+    from glasshouse.generation.offline import generate as generate
+    from glasshouse.generation.offline import stream as stream
     from glasshouse.hub import load as load
     from glasshouse.hub import save as save
     from glasshouse.inspection import ablate_head as ablate_head

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse.generation import generate as module
-from glasshouse.generation.generate import prompt_logprobs
+from glasshouse.generation import offline as module
+from glasshouse.generation.offline import prompt_logprobs
 from glasshouse.generation.sampling.sampler import Sampler
 
 

@@ -18,7 +18,7 @@ from glasshouse.data.corpus import MANIFEST, Kind
 from glasshouse.errors import InputError, check_count, distinct
 from glasshouse.evaluation.eval_loop import evaluate_samples
 from glasshouse.generation import Request, SamplingParams
-from glasshouse.generation.generate import generate_requests
+from glasshouse.generation.offline import generate_requests
 from glasshouse.generation.validation import check_model
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.checks import check_length

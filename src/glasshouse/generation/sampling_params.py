@@ -16,6 +16,49 @@ from glasshouse.generation.constraints.constraint import Constraint
 MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127  # written out: parameters need no torch
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """The range of a number.
+
+    >>> Bounds(1, whole=True).rule, Bounds(0, 1, above=True).rule, Bounds(0).rule, Bounds().rule
+    ('a whole number of at least 1', 'above 0 and at most 1', '0 or above', 'a number')
+    """
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False  # low itself is excluded
+    whole: bool = False
+
+    @property
+    def rule(self) -> str:
+        """What a number must be."""
+        if self.whole:
+            return "a whole number of 64 bits" if self.low < 0 else f"a whole number of at least {self.low:g}"
+        if self.low == -math.inf:
+            return "a number"
+        low = f"above {self.low:g}" if self.above else f"{self.low:g} or above"
+        return low if self.high == math.inf else f"{low} and at most {self.high:g}"
+
+    def hold(self, value: object) -> bool:
+        """Whether a value is a finite number within the bounds."""
+        if not isinstance(value, Integral if self.whole else Real) or isinstance(value, bool):
+            return False
+        given: Any = value
+        return math.isfinite(given) and self.low <= given <= self.high and not (self.above and given == self.low)
+
+
+COUNT, POSITIVE, NUMBER = Bounds(0, whole=True), Bounds(1, whole=True), Bounds()
+PROBABILITY = Bounds(0, 1, above=True)
+
+
+def number(default: Any, bounds: Bounds, help: str) -> Any:  # noqa: ANN401, A002 - as dataclasses.field
+    """Return a field with bounds and a help text, which the server and the command line show too.
+
+    Where the default is None, None is allowed and switches the setting off.
+    """
+    return field(default=default, metadata={"bounds": bounds, "help": help})
+
+
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     r"""How tokens are sampled, and when to stop.
@@ -28,63 +71,58 @@ class SamplingParams:
     glasshouse.errors.InputError: top_k is 0.5, but it must be a whole number of at least 1, or None.
     """
 
-    max_new_tokens: int = 64
-    min_new_tokens: int = 0  # end tokens are not sampled before
-    temperature: float = 0.0  # 0: greedy
-    top_k: int | None = None  # sample from the k most probable tokens
-    top_p: float | None = None  # nucleus sampling: the smallest set of tokens with total probability p
-    min_p: float | None = None  # tokens at least this fraction as probable as the best
-    repetition_penalty: float = 1.0  # for tokens in prompt or output: positive logits are divided, others multiplied
-    frequency_penalty: float = 0.0  # subtracted from a logit for each time the token was generated
-    presence_penalty: float = 0.0  # subtracted once from the logits of tokens that were generated
+    max_new_tokens: int = number(64, COUNT, "Maximum number of tokens to generate.")
+    min_new_tokens: int = number(0, COUNT, "Minimum number of tokens to generate: end tokens are not sampled before.")
+    temperature: float = number(0.0, Bounds(0), "Sampling temperature; 0 is greedy decoding.")
+    top_k: int | None = number(None, POSITIVE, "Sample from the k most probable tokens.")
+    top_p: float | None = number(
+        None,
+        PROBABILITY,
+        "Sample from the most probable tokens whose probabilities add up to p (nucleus sampling).",
+    )
+    min_p: float | None = number(
+        None, PROBABILITY, "Sample from tokens with at least p times the highest probability."
+    )
+    # Positive logits are divided by it, others multiplied.
+    repetition_penalty: float = number(
+        1.0, Bounds(0, above=True), "Above 1, tokens of the prompt and the completion become less likely."
+    )
+    frequency_penalty: float = number(0.0, NUMBER, "Subtracted from a token's logit for each time it was generated.")
+    presence_penalty: float = number(0.0, NUMBER, "Subtracted once from the logits of tokens that were generated.")
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # added to the logits of these ids
     stop: tuple[str, ...] = ()  # stop strings; not part of the result
     stop_token_ids: tuple[int, ...] = ()  # in addition to the model's end tokens
-    seed: int = 0
-    top_logprobs: int = 0  # for each new token, also report this many of the most probable ones
-    candidates: int = 0  # for each new token, also report this many of the candidates it was drawn from
+    seed: int = number(0, Bounds(-(2**63), 2**63 - 1, whole=True), "Random seed.")
+    top_logprobs: int = number(0, COUNT, "For each new token, also report this many of the most probable ones.")
+    candidates: int = number(
+        0, COUNT, "For each new token, also report this many of the candidates it was drawn from."
+    )
     steer: Mapping[str, float] = field(default_factory=dict)  # scales of the engine's steering vectors, by name
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
-    beams: int = 1  # above 1: beam search, which samples nothing
-    length_penalty: float = 1.0  # the score is the log-probability over the length to this power
+    beams: int = number(1, POSITIVE, "Beam width of beam search, which samples nothing; 1 is no search.")
+    length_penalty: float = number(1.0, NUMBER, "Beam search scores are log-probability / length ** length_penalty.")
     early_stopping: bool = False  # end beam search once there are `beams` finished hypotheses
 
     def __post_init__(self) -> None:
-        whole = "a whole number of at least"
-        self._require("max_new_tokens", _is_whole(self.max_new_tokens, 0), f"{whole} 0")
-        self._require("min_new_tokens", _is_whole(self.min_new_tokens, 0), f"{whole} 0")
-        self._require("temperature", _is_real(self.temperature) and self.temperature >= 0, "0 or above")
-        self._require("top_k", self.top_k is None or _is_whole(self.top_k, 1), f"{whole} 1, or None")
-        for name in ("top_p", "min_p"):
-            value = getattr(self, name)
-            self._require(
-                name, value is None or (_is_real(value) and 0 < value <= 1), "above 0 and at most 1, or None"
-            )
-        self._require(
-            "repetition_penalty", _is_real(self.repetition_penalty) and self.repetition_penalty > 0, "above 0"
-        )
-        for name in ("frequency_penalty", "presence_penalty"):
-            self._require(name, _is_real(getattr(self, name)), "a number")
+        for name, bounds in BOUNDS.items():
+            value, optional = getattr(self, name), DEFAULTS[name] is None
+            fits = bounds.hold(value) or (optional and value is None)
+            self._require(name, fits, bounds.rule + ", or None" * optional)
         legal = isinstance(self.logit_bias, Mapping) and all(
-            _is_whole(token, 0) and isinstance(bias, Real) and not math.isnan(bias) and bias < math.inf
+            COUNT.hold(token) and isinstance(bias, Real) and not math.isnan(bias) and bias < math.inf
             for token, bias in self.logit_bias.items()
         )
         self._require("logit_bias", legal, "a dict of numbers by id, where -inf forbids a token")
         scales = self.steer.values() if isinstance(self.steer, Mapping) else [None]
-        self._require("steer", all(map(_is_real, scales)), "a dict of numbers by the name of a steering vector")
+        self._require("steer", all(map(NUMBER.hold, scales)), "a dict of numbers by the name of a steering vector")
         self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         self._require(
             "stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "strings, none empty"
         )
-        self._require("stop_token_ids", _all(self.stop_token_ids, lambda token: _is_whole(token, 0)), "ids")
+        self._require("stop_token_ids", _all(self.stop_token_ids, COUNT.hold), "ids")
         for name in ("stop", "stop_token_ids"):
             self._set(name, tuple(getattr(self, name)))
-        self._require("seed", _is_whole(self.seed, -(2**63)) and self.seed < 2**63, "a whole number of 64 bits")
-        self._require("top_logprobs", _is_whole(self.top_logprobs, 0), f"{whole} 0")
-        self._require("candidates", _is_whole(self.candidates, 0), f"{whole} 0")
-        self._require("beams", _is_whole(self.beams, 1), f"{whole} 1")
-        self._require("length_penalty", _is_real(self.length_penalty), "a number")
         if self.beams > 1 and self.temperature > 0:
             raise InputError(
                 f"beams is {self.beams} and temperature {self.temperature}; beam search does not sample, so "
@@ -139,12 +177,10 @@ class SamplingParams:
         object.__setattr__(self, name, value)
 
 
-def _is_whole(value: object, least: int) -> bool:
-    return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= least
-
-
-def _is_real(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+NUMBERS = {one.name: one for one in fields(SamplingParams) if "bounds" in one.metadata}
+BOUNDS: dict[str, Bounds] = {name: one.metadata["bounds"] for name, one in NUMBERS.items()}
+HELP: dict[str, str] = {name: one.metadata["help"] for name, one in NUMBERS.items()}
+DEFAULTS: dict[str, Any] = {name: one.default for name, one in NUMBERS.items()}
 
 
 def _all(values: object, ok: Callable[[object], bool]) -> bool:

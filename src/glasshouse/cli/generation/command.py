@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import typer
 
@@ -17,12 +17,18 @@ from glasshouse import pretrained
 from glasshouse.cli import screen, texts
 from glasshouse.cli.generation import chat_session, stdin_prompts, streaming
 from glasshouse.cli.model import MODEL_HELP, Device, Ignore, Revision
+from glasshouse.generation.sampling_params import DEFAULTS, HELP
 
 app = typer.Typer()
 
 LINES = "-"  # prompts are read from standard input
 ROOM = 4096  # default limit on max_len for stdin prompts and chat: the KV cache is allocated for it
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
+
+
+def sampling(name: str, **more: Any) -> Any:  # noqa: ANN401 - typer's own types
+    """Return the option of a sampling parameter, with its help text."""
+    return typer.Option(help=HELP[name], **more)
 
 
 @app.command(epilog="Example: glasshouse generate runs/stdlib 'def main(' --temperature 0.8 --top-p 0.95")
@@ -43,39 +49,22 @@ def generate(
             "reads one per line from stdin; first message of a chat.",
         ),
     ] = None,
-    max_new_tokens: Annotated[int, typer.Option(help="Maximum number of tokens to generate.")] = 64,
-    min_new_tokens: Annotated[int, typer.Option(help="Minimum number of tokens to generate.")] = 0,
-    temperature: Annotated[float, typer.Option(help="Sampling temperature; 0 is greedy decoding.")] = 0.0,
-    top_k: Annotated[
-        int | None, typer.Option(help="Sample from the k most probable tokens.", show_default="all")
-    ] = None,
-    top_p: Annotated[
-        float | None,
-        typer.Option(
-            help="Sample from the most probable tokens whose probabilities add up to p (nucleus sampling).",
-            show_default="all",
-        ),
-    ] = None,
-    min_p: Annotated[
-        float | None,
-        typer.Option(help="Sample from tokens with at least p times the highest probability.", show_default="all"),
-    ] = None,
-    repetition_penalty: Annotated[
-        float, typer.Option(help="Above 1, tokens of the prompt and the completion become less likely.")
-    ] = 1.0,
-    frequency_penalty: Annotated[
-        float, typer.Option(help="Subtracted from a token's logit for each time it was generated.")
-    ] = 0.0,
+    max_new_tokens: Annotated[int, sampling("max_new_tokens")] = DEFAULTS["max_new_tokens"],
+    min_new_tokens: Annotated[int, sampling("min_new_tokens")] = DEFAULTS["min_new_tokens"],
+    temperature: Annotated[float, sampling("temperature")] = DEFAULTS["temperature"],
+    top_k: Annotated[int | None, sampling("top_k", show_default="all")] = DEFAULTS["top_k"],
+    top_p: Annotated[float | None, sampling("top_p", show_default="all")] = DEFAULTS["top_p"],
+    min_p: Annotated[float | None, sampling("min_p", show_default="all")] = DEFAULTS["min_p"],
+    repetition_penalty: Annotated[float, sampling("repetition_penalty")] = DEFAULTS["repetition_penalty"],
+    frequency_penalty: Annotated[float, sampling("frequency_penalty")] = DEFAULTS["frequency_penalty"],
     stop: Annotated[
         list[str] | None,
         typer.Option(help=r"Stop string, not printed; \n, \t, \r and \\ are escapes. Can be repeated."),
     ] = None,
     seed: Annotated[int, typer.Option(help="Random seed of the first sample; each further one adds 1.")] = 0,
     n: Annotated[int, typer.Option("--n", min=1, help="Completions per prompt; needs --temperature or --beams.")] = 1,
-    beams: Annotated[int, typer.Option(help="Beam width of beam search; 1 is no search.")] = 1,
-    length_penalty: Annotated[
-        float, typer.Option(help="Beam search scores are log-probability / length ** length_penalty.")
-    ] = 1.0,
+    beams: Annotated[int, sampling("beams")] = DEFAULTS["beams"],
+    length_penalty: Annotated[float, sampling("length_penalty")] = DEFAULTS["length_penalty"],
     slots: Annotated[
         int | None,
         typer.Option(min=1, help="Sequences generated at once.", show_default="as memory allows, at most 64"),

@@ -120,7 +120,7 @@ class Engine:
             sites=sites,
         )
         self.speculation = self._runner.speculation  # how far drafts were accepted so far
-        self.slots = Slots(
+        self.slots: Slots = Slots(
             slots,
             prefix_caching=isinstance(model, Decoder) and not sites and not batch_invariant,
             max_rollback=self._runner.cache.max_rollback,

@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from glasshouse.config import JsonDict
-from glasshouse.generation.generate import prompt_logprobs
+from glasshouse.generation.offline import prompt_logprobs
 from glasshouse.generation.request import Request, TopLogprobs
 from glasshouse.models import Decoder
 from glasshouse.serve.answers.answer import Answer, check_fan_out, respond

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from glasshouse.generation import SamplingParams
+from glasshouse.generation.sampling_params import BOUNDS, DEFAULTS, SamplingParams
 from glasshouse.serve.schema.fields import (
     Biases,
     Choice,
@@ -49,15 +49,34 @@ IGNORED = (
 NO_TOOLS = "tools are taken by /v1/chat/completions alone; leave it out."
 OLD_TOOLS = "it is the older form of tools; give those."
 
+# OpenAI's limits, where they are narrower than those of the parameters themselves.
+LIMITS = {
+    "temperature": (0, 2),
+    "frequency_penalty": (-2, 2),
+    "presence_penalty": (-2, 2),
+    "repetition_penalty": (0.01, 100),
+    "seed": (-(2**62), 2**62),
+    "min_new_tokens": (0, MAX_TOKENS),
+    "top_k": (0, 2**31 - 1),
+}
+
+
+def sampled(name: str, default: float | None = None) -> Whole | Real:
+    """Return the field of a sampling parameter: within its bounds, and where it can be off, 0 is that."""
+    bounds = BOUNDS[name]
+    low, high = LIMITS.get(name, (0 if DEFAULTS[name] is None else bounds.low, bounds.high))
+    return Whole(int(low), int(high), default=default) if bounds.whole else Real(low, high, default=default)
+
+
 SAMPLING = {
-    "temperature": Real(0, 2, default=1.0),
-    "top_p": Real(0, 1, default=1.0),
-    "top_k": Whole(0, 2**31 - 1, default=0),
-    "min_p": Real(0, 1, default=0.0),
-    "seed": Whole(-(2**62), 2**62),
-    "frequency_penalty": Real(-2, 2, default=0.0),
-    "presence_penalty": Real(-2, 2, default=0.0),
-    "repetition_penalty": Real(0.01, 100, default=1.0),
+    "temperature": sampled("temperature", 1.0),
+    "top_p": sampled("top_p", 1.0),
+    "top_k": sampled("top_k", 0),
+    "min_p": sampled("min_p", 0.0),
+    "seed": sampled("seed"),
+    "frequency_penalty": sampled("frequency_penalty", 0.0),
+    "presence_penalty": sampled("presence_penalty", 0.0),
+    "repetition_penalty": sampled("repetition_penalty", 1.0),
     "logit_bias": Biases(default={}),
     "stop": Either(
         (Text(LONGEST_STOP, 1), Many(Text(LONGEST_STOP, 1), MAX_STOPS)),
@@ -65,7 +84,7 @@ SAMPLING = {
         default=[],
     ),
     "stop_token_ids": Many(Whole(0, 2**31 - 1), 64, default=[]),
-    "min_tokens": Whole(0, MAX_TOKENS, default=0),
+    "min_tokens": sampled("min_new_tokens", 0),
     "grammar": Text(MAX_GRAMMAR, 1),
     "steer": Scales(16, 1000.0, default={}),
 }
