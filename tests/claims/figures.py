@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import pretrained
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views.notes import FIGURES
@@ -47,7 +47,7 @@ class Opened:
     """A model, what it reads, and what is selected on the page."""
 
     traces: TraceCache
-    prompt: Prompt
+    prompt: PagePrompt
     layer: int
     head: int
     position: int
@@ -145,28 +145,30 @@ def opened(name: str) -> Opened:
     """Return one of the models that figures are drawn on."""
     match name:
         case "python-3m":
-            return Opened(_traces(name), Prompt(PYTHON), layer=2, head=4, position=19)
+            return Opened(_traces(name), PagePrompt(PYTHON), layer=2, head=4, position=19)
         case "dates-1m":
-            return Opened(_traces(name), Prompt(pretrained.PROMPTS[name], "2033-03-2"), layer=1, head=2, position=3)
+            return Opened(
+                _traces(name), PagePrompt(pretrained.PROMPTS[name], "2033-03-2"), layer=1, head=2, position=3
+            )
         case "gpt2":  # learned positions, layer norm, biases and GELU, and heads in groups of three
             model = tiny("decoder", n_kv_heads=2)
-            return Opened(_in_memory(model), Prompt(IDS), layer=1, head=4, position=21)
+            return Opened(_in_memory(model), PagePrompt(IDS), layer=1, head=4, position=21)
         case "bert":  # post-norm, and no mask
             model = tiny("encoder", norm_placement="post", final_norm=False, n_segments=2)
-            return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=20)
+            return Opened(_in_memory(model), PagePrompt(" ".join(IDS.split()[:21])), layer=1, head=2, position=20)
         case "gemma":  # norms on both sides, rotary, gated, tanh of the scores, a window in every other layer
             choices = {"norm": "rms", "norm_placement": "sandwich", "position": "rotary", "attention_softcap": 3.0}
             sizes = {"n_kv_heads": 3, "d_head": 8, "windows": [WINDOW, 0]}
             head = {"kind": "next_token", "tied": False}
             model = tiny("decoder", feedforward="swiglu", qkv_bias=False, head=head, **choices, **sizes)
-            return Opened(_in_memory(model), Prompt(IDS), layer=0, head=3, position=12)
+            return Opened(_in_memory(model), PagePrompt(IDS), layer=0, head=3, position=12)
         case "headless":  # predicts nothing, and adds no positions
             model = tiny("encoder", position="rotary", head={"kind": "none"})
-            return Opened(_in_memory(model), Prompt(" ".join(IDS.split()[:21])), layer=2, head=5, position=4)
+            return Opened(_in_memory(model), PagePrompt(" ".join(IDS.split()[:21])), layer=2, head=5, position=4)
         case "framed":  # a tokenizer that puts a token before and after every text
             tok = framed_tokenizer()
             traces = TraceCache(ModelLoader.from_model(tiny("decoder", vocab_size=2000), tok))
-            return Opened(traces, Prompt("to be or not to be, that is"), layer=0, head=0, position=0)
+            return Opened(traces, PagePrompt("to be or not to be, that is"), layer=0, head=0, position=0)
     raise ValueError(name)
 
 
@@ -197,7 +199,7 @@ def _in_memory(model: gh.models.Model) -> TraceCache:
 @cache
 def bundled(name: str) -> Opened:
     """Return a bundled model on its own prompt, as figures show it where the open model lacks a part."""
-    return Opened(opened(name).traces, Prompt(pretrained.PROMPTS[name]), 0, 0, 0)
+    return Opened(opened(name).traces, PagePrompt(pretrained.PROMPTS[name]), 0, 0, 0)
 
 
 def elsewhere(one: Opened, name: str) -> Opened:

@@ -9,7 +9,7 @@ import pytest
 
 from claims.figures import Opened, opened
 from glasshouse import notes
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.views.notes import FIGURES
 from glasshouse.page.views.notes.view import NoteFigure, note_figure
 
@@ -26,7 +26,7 @@ def texts(one: Opened, number: str) -> list[str]:
 
 @pytest.mark.parametrize("name", ["gpt2", pytest.param("bert", marks=pytest.mark.long)])
 def test_one_token_is_drawn(name: str) -> None:
-    one = replace(opened(name), prompt=Prompt("5"))
+    one = replace(opened(name), prompt=PagePrompt("5"))
     for number in FIGURES:
         said = texts(one, number)
         if number == "A15" or (number, name) == ("M6", "gpt2"):
@@ -36,7 +36,7 @@ def test_one_token_is_drawn(name: str) -> None:
 
 
 def test_two_tokens_are_enough() -> None:
-    one = replace(opened("gpt2"), prompt=Prompt("5 6"))
+    one = replace(opened("gpt2"), prompt=PagePrompt("5 6"))
     assert texts(one, "A15") == []
     assert texts(one, "M6") == []
 
@@ -46,6 +46,6 @@ def test_ids_without_a_text_are_decoded(name: str, text: str) -> None:
     """Where a model has no tokenizer to decode them, cards about text show the first example."""
     one = opened(name)
     ids = (5, 6) if one.tok is None else tuple(one.tok.encode(text, add_special_tokens=False))
-    asked = NoteFigure("T1", ForwardPass(Prompt(appended=ids)))
+    asked = NoteFigure("T1", ForwardPass(PagePrompt(appended=ids)))
     (facts,) = (one["facts"] for one in note_figure(one.traces, asked)["pieces"] if one["kind"] == "facts")
     assert dict(facts)["characters"] == len(text)

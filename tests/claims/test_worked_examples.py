@@ -14,7 +14,7 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse import notes
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views.notes import worked
@@ -24,7 +24,7 @@ from glasshouse.page.views.notes.figure import Scene
 @pytest.fixture(scope="module")
 def scene() -> Scene:
     traces = TraceCache(ModelLoader("python-3m", device="cpu"))
-    return Scene(traces.trace(ForwardPass(Prompt("the cat sat"))), layer=1, head=1, position=1, value=0.0)
+    return Scene(traces.trace(ForwardPass(PagePrompt("the cat sat"))), layer=1, head=1, position=1, value=0.0)
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def test_four_ids_are_rows_of_a_model_that_has_them() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-decoder", vocab_size=10533))
     traces = TraceCache(ModelLoader.from_model(model, None))
-    scene = Scene(traces.trace(ForwardPass(Prompt("1 2 3"))), 0, 0, 0, 0.0)
+    scene = Scene(traces.trace(ForwardPass(PagePrompt("1 2 3"))), 0, 0, 0, 0.0)
     found = worked.four_rows(scene)
     rows = model.token_embedding.table.weight[[5, 4000, 10532, 2224], :8]
     assert torch.equal(decode_tensor(piece(found, "matrix")["values"]), rows)
@@ -177,6 +177,6 @@ BYTES = gh.Tokenizer.train(texts=["x"], vocab_size=263)
 def test_a_model_that_cannot_read_the_text_gives_way(choices: dict[str, object], tok: gh.Tokenizer | None) -> None:
     model = gh.build(gh.preset("tiny-decoder", vocab_size=263, **choices))
     traces = TraceCache(ModelLoader.from_model(model, tok))
-    scene = Scene(traces.trace(ForwardPass(Prompt("1 2 3"))), 0, 0, 0, 0.0)
+    scene = Scene(traces.trace(ForwardPass(PagePrompt("1 2 3"))), 0, 0, 0, 0.0)
     for example in (worked.p_fish, worked.sarah):
         assert piece(example(scene), "text")["text"].endswith("can read this text; this shows python-3m.")

@@ -16,10 +16,10 @@ from hypothesis import strategies as st
 
 from glasshouse import store
 from glasshouse.errors import StoreError
-from glasshouse.hub.tensor_shards import Chunk, SavedTensors, read_shards, shard_name, shard_names, write_shard
+from glasshouse.hub.tensor_shards import SavedTensors, TensorChunk, read_shards, shard_name, shard_names, write_shard
 
 
-def write(folder: Path, shards: list[Mapping[str, Chunk]]) -> None:
+def write(folder: Path, shards: list[Mapping[str, TensorChunk]]) -> None:
     for number, chunks in enumerate(shards, 1):
         write_shard(folder / shard_name("model", number, len(shards)), chunks)
 
@@ -35,10 +35,10 @@ def test_any_piece_of_any_partition(data: st.DataObject) -> None:
     whole = torch.arange(float(torch.Size(shape).numel())).reshape(shape)
     cuts = [sorted({0, size, *data.draw(st.lists(st.integers(0, size)))}) for size in shape]
     cells = list(itertools.product(*(pairwise(of_dim) for of_dim in cuts)))
-    shards: list[dict[str, Chunk]] = [{} for _ in cells]
+    shards: list[dict[str, TensorChunk]] = [{} for _ in cells]
     for at, cell in zip(data.draw(st.permutations(range(len(cells)))), cells, strict=True):
         part = whole[tuple(slice(low, high) for low, high in cell)].clone()
-        shards[at]["a"] = Chunk(part, tuple(low for low, _ in cell), tuple(shape))
+        shards[at]["a"] = TensorChunk(part, tuple(low for low, _ in cell), tuple(shape))
     ends = [data.draw(st.integers(0, size)) for size in shape]
     starts = [data.draw(st.integers(0, end)) for end in ends]
     with tempfile.TemporaryDirectory() as folder:
@@ -51,21 +51,21 @@ def test_any_piece_of_any_partition(data: st.DataObject) -> None:
         assert saved.on_meta()["a"].shape == whole.shape
 
 
-HALF = Chunk(torch.ones(1, 2), (0, 0), (2, 2))
+HALF = TensorChunk(torch.ones(1, 2), (0, 0), (2, 2))
 
 
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        (Chunk(torch.ones(1, 2), (2, 0), (2, 2)), "shard-00002.*does not fit the other shards"),
-        (Chunk(torch.ones(1, 2), (-1, 0), (2, 2)), "shard-00002.*does not fit the other shards"),
-        (Chunk(torch.ones(1, 2), (1,), (2, 2)), "shard-00002.*does not fit the other shards"),
-        (Chunk(torch.ones(1, 2), (1, 0), (3, 2)), "shard-00002.*does not fit the other shards"),
-        (Chunk(torch.ones(1, 2).double(), (1, 0), (2, 2)), "shard-00002.*does not fit the other shards"),
-        (Chunk(torch.ones(1, 1), (1, 0), (2, 2)), "the shards of a are not the whole tensor"),
+        (TensorChunk(torch.ones(1, 2), (2, 0), (2, 2)), "shard-00002.*does not fit the other shards"),
+        (TensorChunk(torch.ones(1, 2), (-1, 0), (2, 2)), "shard-00002.*does not fit the other shards"),
+        (TensorChunk(torch.ones(1, 2), (1,), (2, 2)), "shard-00002.*does not fit the other shards"),
+        (TensorChunk(torch.ones(1, 2), (1, 0), (3, 2)), "shard-00002.*does not fit the other shards"),
+        (TensorChunk(torch.ones(1, 2).double(), (1, 0), (2, 2)), "shard-00002.*does not fit the other shards"),
+        (TensorChunk(torch.ones(1, 1), (1, 0), (2, 2)), "the shards of a are not the whole tensor"),
     ],
 )
-def test_a_shard_that_does_not_fit_is_refused(other: Chunk, message: str, tmp_path: Path) -> None:
+def test_a_shard_that_does_not_fit_is_refused(other: TensorChunk, message: str, tmp_path: Path) -> None:
     write(tmp_path, [{"a": HALF}, {"a": other}])
     with pytest.raises(StoreError, match=message):
         read(tmp_path)
@@ -79,7 +79,7 @@ def test_a_file_without_offsets_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_missing_shard_is_refused(tmp_path: Path) -> None:
-    write(tmp_path, [{"a": HALF}, {"a": Chunk(torch.ones(1, 2), (1, 0), (2, 2))}])
+    write(tmp_path, [{"a": HALF}, {"a": TensorChunk(torch.ones(1, 2), (1, 0), (2, 2))}])
     (tmp_path / shard_name("model", 1, 2)).unlink()
     with pytest.raises(StoreError, match=r"shard-00001-of-00002\.safetensors' is missing"):
         read(tmp_path)

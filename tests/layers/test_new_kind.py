@@ -32,11 +32,11 @@ from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import Position
 from glasshouse.layers.sublayer import NEURONS, VECTORS, LayerSite, Sublayer
 from glasshouse.models.flops import FlopEstimator
-from glasshouse.page import serialization
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views.walkthrough import Walkthrough, walkthrough
+from glasshouse.web import to_json
 
 
 @dataclass(frozen=True)
@@ -252,7 +252,7 @@ def test_the_limit_of_a_position_is_asked_of_it() -> None:
     with pytest.raises(gh.GlasshouseError, match="32"):
         gh.Engine(model, None, max_len=33)
     with pytest.raises(gh.GlasshouseError, match="the text has 33 tokens, but the limit is 32"):
-        step_through(model, Prompt(" ".join(["1"] * 33)))
+        step_through(model, PagePrompt(" ".join(["1"] * 33)))
 
 
 @every_kind
@@ -268,10 +268,10 @@ def unpack(packed: dict[str, Any]) -> Tensor:
     return torch.frombuffer(bytearray(base64.b64decode(packed["f32"])), dtype=torch.float32).view(packed["shape"])
 
 
-def step_through(model: gh.models.Model, prompt: Prompt, **params: int) -> list[dict[str, Any]]:
+def step_through(model: gh.models.Model, prompt: PagePrompt, **params: int) -> list[dict[str, Any]]:
     request = Walkthrough(ForwardPass(prompt), **params)
     found = walkthrough(TraceCache(ModelLoader.from_model(model, None)), request)
-    cards: list[dict[str, Any]] = json.loads(serialization.to_json(found))["cards"]
+    cards: list[dict[str, Any]] = json.loads(to_json(found))["cards"]
     return cards
 
 
@@ -280,7 +280,7 @@ def step_through(model: gh.models.Model, prompt: Prompt, **params: int) -> list[
 @pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
 def test_step_through(names: tuple[str, ...], placement: str) -> None:
     model = make(*names, norm_placement=placement)
-    cards = step_through(model, Prompt("3 14 15 9 26 5"), position=4, layer=1, head=2)
+    cards = step_through(model, PagePrompt("3 14 15 9 26 5"), position=4, layer=1, head=2)
     sites = [card["site"] for card in cards if card["site"]]
     with gh.record(model, *sites) as seen:
         model(IDS[:1])

@@ -17,7 +17,7 @@ import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.inspection import attention_map
 from glasshouse.models import Seq2Seq
-from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import Trace, TraceCache
 from glasshouse.page.views import attention
@@ -36,7 +36,7 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
     "pair, relative": ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 2}),
     "pair, sinusoidal": ("tiny-seq2seq", {}),
 }
-SHORT = ForwardPass(Prompt("5 7 11 5 7 13 17 5 7 9", target="8 9 10 8 9"))
+SHORT = ForwardPass(PagePrompt("5 7 11 5 7 13 17 5 7 9", target="8 9 10 8 9"))
 
 
 def made(name: str) -> TraceCache:
@@ -57,7 +57,7 @@ def built(preset: str, **changes: Any) -> TraceCache:  # noqa: ANN401
 
 def long(n: int) -> ForwardPass:
     numbers = torch.randint(40, (n,), generator=torch.Generator().manual_seed(1)).tolist()
-    return ForwardPass(Prompt(" ".join(map(str, numbers))))
+    return ForwardPass(PagePrompt(" ".join(map(str, numbers))))
 
 
 def unpacked(packed: dict[str, Any]) -> Tensor:
@@ -244,7 +244,7 @@ def test_head_types() -> None:
     attend = traces.loader.get("").model.stack.blocks[0].attention.layer
 
     def called(text: str) -> tuple[str | None, dict[str, float | None]]:
-        ((one,),) = attention.scores(traces, Scores(ForwardPass(Prompt(text))))["heads"]
+        ((one,),) = attention.scores(traces, Scores(ForwardPass(PagePrompt(text))))["heads"]
         return one["label"], one
 
     with torch.no_grad():

@@ -18,7 +18,7 @@ from playwright.sync_api import Browser, Locator, Page, Request, expect
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.page.forward_pass import Prompt
+from glasshouse.page.forward_pass import PagePrompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -51,7 +51,7 @@ class Seen:
 
     def __init__(self, trained: Trained, site: str, layer: int = LAYER, head: int = HEAD) -> None:
         self.model, self.tok = trained
-        self.inputs = ModelLoader.from_model(*trained).get("").inputs(Prompt(**texts(trained)))
+        self.inputs = ModelLoader.from_model(*trained).get("").inputs(PagePrompt(**texts(trained)))
         names = {
             name: f"{site.replace('pattern', name)}.{layer}" for name in ("pattern", "scores", "z", "q", "k", "v")
         }

@@ -17,11 +17,11 @@ from glasshouse.config import JsonDict
 from glasshouse.errors import GlasshouseError
 from glasshouse.inspection import ablation_effects, activation_patching, mean_ablate, record
 from glasshouse.models import Encoder, Seq2Seq
-from glasshouse.page.forward_pass import ForwardPass, Mean, Patch, Prompt, Scale
+from glasshouse.page.forward_pass import ForwardPass, Mean, PagePrompt, Patch, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 
-OTHER = Prompt("3 1 4 2 5 8 2 7", appended=(7, 11))
+OTHER = PagePrompt("3 1 4 2 5 8 2 7", appended=(7, 11))
 
 
 def cross_entropy(logits: torch.Tensor, ids: torch.Tensor, encoder: bool) -> torch.Tensor:
@@ -122,10 +122,10 @@ def test_patching_of_each_position(kind: str, choices: JsonDict) -> None:
     prefix = "encoder." if kind == "tiny-seq2seq" else ""
     model, (*into, ids) = traces.loader.get("").model.eval(), inputs(traces)
 
-    def answer(text: Prompt) -> int:
+    def answer(text: PagePrompt) -> int:
         return int(model(*inputs(traces, ForwardPass(text)))[0, -1].argmax())
 
-    others = (Prompt(OTHER.text, appended=(7, end)) for end in range(40))
+    others = (PagePrompt(OTHER.text, appended=(7, end)) for end in range(40))
     other = next(one for one in others if answer(one) != answer(FORWARD_PASS.prompt))
     forward_pass, clean = ForwardPass(FORWARD_PASS.prompt, patch_from=other), inputs(traces, ForwardPass(other))
     found = activation_patching(model, (*into, ids), clean, f"{prefix}resid_post")
@@ -153,7 +153,7 @@ def test_patching_needs_different_predictions() -> None:
 
 def test_patching_between_texts_of_different_length() -> None:
     traces = laid_open("tiny-decoder", {})
-    short = Prompt("3 1 4 2 5")
+    short = PagePrompt("3 1 4 2 5")
     whole = ForwardPass(FORWARD_PASS.prompt, edits=(Patch("resid_post.0"),), patch_from=short)
     with pytest.raises(GlasshouseError, match="give texts of the same length, or patch single positions"):
         asked(traces, "loss", forward_pass=whole)
@@ -170,7 +170,7 @@ def test_the_loss_of_masked_tokens() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(tok), init="normal")).double()
     traces = TraceCache(ModelLoader.from_model(model, tok))
-    plain, hiding = (traces.trace(ForwardPass(Prompt(text, masked=hidden))).inputs[0] for hidden in ((), (2, 4)))
+    plain, hiding = (traces.trace(ForwardPass(PagePrompt(text, masked=hidden))).inputs[0] for hidden in ((), (2, 4)))
     with torch.no_grad():
         each = F.cross_entropy(model.eval()(hiding)[0], plain[0], reduction="none")
     shown = asked(traces, "loss", forward_pass={"prompt": {"text": text, "masked": [2, 4]}})

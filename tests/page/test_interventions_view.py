@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse.inspection import ablation_effects, activation_patching
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -39,10 +39,10 @@ def opened(
     if kind == "pair":
         state["appended"] = gh.generate(*trained, SOURCE)[0].ids
     page = visit(trained, **({"view": "interventions", "text": text} | state))
-    return page, trained[0], inputs_of(trained, Prompt(text, appended=tuple(state.get("appended", ()))))  # type: ignore[arg-type]
+    return page, trained[0], inputs_of(trained, PagePrompt(text, appended=tuple(state.get("appended", ()))))  # type: ignore[arg-type]
 
 
-def inputs_of(trained: Trained, text: Prompt) -> tuple[torch.Tensor, ...]:
+def inputs_of(trained: Trained, text: PagePrompt) -> tuple[torch.Tensor, ...]:
     return TraceCache(ModelLoader.from_model(*trained)).trace(ForwardPass(text)).inputs
 
 
@@ -268,7 +268,7 @@ def test_a_sweep_is_stopped(decoder: Trained, visit: Visit) -> None:
 def test_patches(request: pytest.FixtureRequest, visit: Visit, picture: Picture) -> None:
     page, model, given = opened(visit, request, "decoder")
     trained = request.getfixturevalue("decoder")
-    other = inputs_of(trained, Prompt(OTHER))
+    other = inputs_of(trained, PagePrompt(OTHER))
     page.fill("[data-testid=patch-from]", OTHER)
     page.wait_for_selector("[data-testid=patches]")
     settle(page)
@@ -300,7 +300,7 @@ def test_patches(request: pytest.FixtureRequest, visit: Visit, picture: Picture)
 def test_patches_into_the_encoder(request: pytest.FixtureRequest, visit: Visit) -> None:
     page, model, given = opened(visit, request, "pair", patch_from="one six two")
     site = "encoder.resid_post.1[position=1]"
-    other = inputs_of(request.getfixturevalue("pair"), Prompt("one six two"))[0]
+    other = inputs_of(request.getfixturevalue("pair"), PagePrompt("one six two"))[0]
     page.click(f".patches .part[data-site='{site}']")
     settle(page)
     with gh.record(model, site) as seen, torch.no_grad():
@@ -322,7 +322,7 @@ def test_patching_of_each_position(request: pytest.FixtureRequest, visit: Visit,
     text, other = "the dog and the cat sat", "the dog and the cat saw"
     page, model, _ = opened(visit, request, "decoder", text=text, patch_from=other)
     trained = request.getfixturevalue("decoder")
-    into, clean = (inputs_of(trained, Prompt(one)) for one in (text, other))
+    into, clean = (inputs_of(trained, PagePrompt(one)) for one in (text, other))
     found = activation_patching(model, into, clean, "resid_post")
     page.click("[data-testid=trace]")
     page.wait_for_selector(".patches .part[data-value]")

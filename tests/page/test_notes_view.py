@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, Page, expect
 
 import glasshouse as gh
 from glasshouse import notes
-from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views.notes import FIGURES
@@ -216,7 +216,7 @@ def test_every_figure_has_numbers_alone(bundled: Trained) -> None:
     """As JSON, which has no NaN; in a browser `make page` draws them."""
     traces = TraceCache(ModelLoader.from_model(*bundled))
     for number in FIGURES:
-        params = NoteFigure(number, ForwardPass(Prompt(TEXT)), layer=1, head=1, position=4)
+        params = NoteFigure(number, ForwardPass(PagePrompt(TEXT)), layer=1, head=1, position=4)
         assert json.dumps(note_figure(traces, params)["pieces"], allow_nan=False) != "[]", number
 
 
@@ -224,7 +224,7 @@ def test_every_figure_has_numbers_alone(bundled: Trained) -> None:
 def test_a_second_pass_has_the_edits_of_the_first(number: str) -> None:
     """So that what an edit changes is not taken for what the figure changes."""
     traces = TraceCache(ModelLoader("python-3m", device="cpu"))
-    edited = ForwardPass(Prompt(TEXT), edits=(Scale("z.0[head=0]"),))
+    edited = ForwardPass(PagePrompt(TEXT), edits=(Scale("z.0[head=0]"),))
     (found,) = (
         piece["facts"]
         for piece in note_figure(traces, NoteFigure(number, edited, layer=1, position=3))["pieces"]

@@ -19,7 +19,7 @@ from glasshouse.inspection import position_similarity, residual_norms
 from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.models import Encoder, Model, Seq2Seq
 from glasshouse.page.endpoints import endpoints
-from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views import residual_stream
@@ -34,7 +34,7 @@ SPECS: list[tuple[str, JsonDict]] = [
     ("tiny-seq2seq", {}),
     ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 1}),
 ]
-FORWARD_PASS = ForwardPass(Prompt("3 1 4 1 5 9 2 6", appended=(7, 3)))
+FORWARD_PASS = ForwardPass(PagePrompt("3 1 4 1 5 9 2 6", appended=(7, 3)))
 EDITED = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("z.1[head=1]", 0.0), Scale("ffn_out.0", 0.5)))
 
 
@@ -114,7 +114,9 @@ def test_targets_of_masked_tokens() -> None:
     torch.manual_seed(0)
     model = gh.build(gh.preset("tiny-encoder", vocab_size=len(tok), init="normal")).double()
     traces = TraceCache(ModelLoader.from_model(model, tok))
-    plain, hiding = (traces.trace(ForwardPass(Prompt(texts[0], masked=hidden))).inputs[0] for hidden in ((), (2, 4)))
+    plain, hiding = (
+        traces.trace(ForwardPass(PagePrompt(texts[0], masked=hidden))).inputs[0] for hidden in ((), (2, 4))
+    )
     assert int(hiding[0, 2]) == tok.special_id("mask") != int(plain[0, 2])
     shown = asked(traces, "lens", forward_pass={"prompt": {"text": texts[0], "masked": [2, 4]}}, start=0, stop=6)
     assert shown["targets"] == plain[0, :6].tolist()

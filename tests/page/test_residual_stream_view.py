@@ -20,7 +20,7 @@ from playwright.sync_api import Page, Request, expect
 
 import glasshouse as gh
 from glasshouse.inspection import position_similarity, residual_norms
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -54,7 +54,7 @@ def opened(
     page = visit(trained, view="residual", text=text, **state)
     appended, masked = (tuple(state.get(name, ())) for name in ("appended", "masked"))  # type: ignore[arg-type]
     traces = TraceCache(ModelLoader.from_model(*trained))
-    return page, trained[0], traces.trace(ForwardPass(Prompt(text, appended=appended, masked=masked))).inputs
+    return page, trained[0], traces.trace(ForwardPass(PagePrompt(text, appended=appended, masked=masked))).inputs
 
 
 def cells(page: Page) -> dict[tuple[int, int], dict[str, float]]:

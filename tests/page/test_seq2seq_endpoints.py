@@ -12,7 +12,7 @@ import torch
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, GlasshouseError, InputError
-from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views import seq2seq
@@ -42,7 +42,7 @@ def unpacked(packed: dict[str, Any]) -> torch.Tensor:
     return torch.tensor(data).reshape(packed["shape"])
 
 
-FORWARD_PASS = ForwardPass(Prompt("5 7 11 13 17", target="8 9 10"))
+FORWARD_PASS = ForwardPass(PagePrompt("5 7 11 13 17", target="8 9 10"))
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -103,7 +103,7 @@ def test_invalid_parameters_are_rejected(ask: dict[str, Any], what: str) -> None
 def test_only_encoder_decoders_have_cross_attention() -> None:
     traces = TraceCache(ModelLoader.from_model(gh.build(gh.preset("tiny-decoder")).eval(), None))
     with pytest.raises(InputError, match="no source"):
-        seq2seq.beams(traces, Beams(ForwardPass(Prompt("1 2"))))
+        seq2seq.beams(traces, Beams(ForwardPass(PagePrompt("1 2"))))
 
 
 # Searches
@@ -135,7 +135,7 @@ def test_beam_search_matches_generate(beams: int, penalty: float) -> None:
 def test_finish_reasons_of_hypotheses() -> None:
     reasons = set()
     for first in range(5, 12):
-        told = seq2seq.beams(made(), Beams(ForwardPass(Prompt(f"{first} 7")), 4, max_new_tokens=9))
+        told = seq2seq.beams(made(), Beams(ForwardPass(PagePrompt(f"{first} 7")), 4, max_new_tokens=9))
         reasons |= {one["finish_reason"] for one in told["hypotheses"]}
     assert reasons == {"stop", "length"}  # or the test above says little
 
@@ -143,11 +143,11 @@ def test_finish_reasons_of_hypotheses() -> None:
 @pytest.mark.long
 def test_beam_search_ignores_the_target() -> None:
     traces = made()
-    plain = seq2seq.beams(traces, Beams(ForwardPass(Prompt("5 7 11 13 17"))))
+    plain = seq2seq.beams(traces, Beams(ForwardPass(PagePrompt("5 7 11 13 17"))))
     assert plain == seq2seq.beams(traces, Beams(FORWARD_PASS))
     assert (
         seq2seq.beams(
-            traces, Beams(ForwardPass(Prompt("5 7 11 13 17", appended=tuple(plain["hypotheses"][1]["ids"]))))
+            traces, Beams(ForwardPass(PagePrompt("5 7 11 13 17", appended=tuple(plain["hypotheses"][1]["ids"]))))
         )
         == plain
     )

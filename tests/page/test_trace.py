@@ -12,15 +12,15 @@ import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse.page import serialization
 from glasshouse.page.endpoints import endpoints
-from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt, Scale
 from glasshouse.page.model_info import Checkpoints, ModelInfo, checkpoints, model_info
 from glasshouse.page.model_loader import LONGEST, ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views.next_token import Next, next_tokens
+from glasshouse.web import to_json
 
-IDS = Prompt("5 7 11 3 5 7")
+IDS = PagePrompt("5 7 11 3 5 7")
 
 
 def traces_of(memory: int = 2**30, **changes: object) -> TraceCache:
@@ -43,7 +43,7 @@ def test_activations_match_record_with_edits() -> None:
 def test_memory_is_bounded_and_evicted_sites_are_recorded_again() -> None:
     traces = traces_of(memory=40_000)
     for number in range(20):
-        trace = traces.trace(ForwardPass(Prompt(f"5 7 11 {number}")))
+        trace = traces.trace(ForwardPass(PagePrompt(f"5 7 11 {number}")))
         before = trace.activation("resid_post.1")
         trace.attention_map("pattern.0")
         assert traces.n_bytes <= 40_000
@@ -69,7 +69,7 @@ def test_models_of_unused_checkpoints_are_freed(run_folder: Path) -> None:
     assert len(names) > 3
     models = []
     for name in names:
-        traces.trace(ForwardPass(Prompt("the cat"), checkpoint=name)).attention_map("pattern.0")
+        traces.trace(ForwardPass(PagePrompt("the cat"), checkpoint=name)).attention_map("pattern.0")
         models.append(weakref.ref(traces.loader.get(name).model))
     gc.collect()
     assert sum(one() is not None for one in models) <= 2
@@ -127,14 +127,14 @@ def test_nan_weights_give_valid_json() -> None:
     ]:
         endpoint = endpoints()[name]
         given = endpoint.handler(traces, gh.config.parse(endpoint.params, {"forward_pass": forward_pass, **body}))
-        assert "NaN" not in serialization.to_json(given).decode()
-        json.loads(serialization.to_json(given))
+        assert "NaN" not in to_json(given).decode()
+        json.loads(to_json(given))
 
 
 def test_long_texts_are_rejected_before_the_forward_pass() -> None:
     traces = traces_of()
     with pytest.raises(gh.InputError, match="shorten it"):
-        traces.trace(ForwardPass(Prompt("1 " * (LONGEST + 1))))
+        traces.trace(ForwardPass(PagePrompt("1 " * (LONGEST + 1))))
 
 
 @pytest.mark.parametrize("site", ["pattern.0", "scores.1", "pattern.*[head=1]"])
@@ -146,4 +146,4 @@ def test_patterns_cannot_be_edited(site: str) -> None:
 def test_the_example_fits_a_small_vocabulary() -> None:
     traces = traces_of(vocab_size=4)
     text = model_info(traces, ModelInfo())["example"]
-    assert traces.trace(ForwardPass(Prompt(text))).ids
+    assert traces.trace(ForwardPass(PagePrompt(text))).ids

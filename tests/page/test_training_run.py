@@ -16,7 +16,7 @@ from examples import first_of
 
 import glasshouse as gh
 from glasshouse.errors import ConfigError, InputError
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views import training_run
@@ -310,7 +310,7 @@ def test_compare_checkpoints_matches_compare(tmp_path: Path, copied: Path, kind:
     folder = copied if kind == "decoder" else trained(tmp_path, kind)
     loader = ModelLoader(folder)
     text = {"decoder": "to be or", "encoder": "to be or", "seq2seq": "31"}[kind]
-    asked = Prompt(text=text, target="3 1" if kind == "seq2seq" else "")
+    asked = PagePrompt(text=text, target="3 1" if kind == "seq2seq" else "")
     first, last = loader.checkpoints()[0], "final"
     told = training_run.compare_checkpoints(
         TraceCache(loader), CompareCheckpoints(ForwardPass(asked, checkpoint=first), compare_with=last)

@@ -21,14 +21,14 @@ import glasshouse as gh
 from glasshouse import config
 from glasshouse.errors import GlasshouseError
 from glasshouse.inspection import scale
-from glasshouse.page import serialization
 from glasshouse.page.endpoints import endpoints
-from glasshouse.page.forward_pass import ForwardPass, Prompt, Scale
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views.walkthrough import Walkthrough, initial_requests, walkthrough
+from glasshouse.web import to_json
 
-TEXT = Prompt("3 1 4 0 5 9", "2 6 7")
+TEXT = PagePrompt("3 1 4 0 5 9", "2 6 7")
 Named = tuple[str, str, Tensor]  # node, kind, what comes out
 
 
@@ -59,7 +59,7 @@ def close(a: Tensor, b: Tensor, tolerance: float = 1e-6) -> None:
 
 def answer(
     model: gh.models.Model,
-    text: Prompt = TEXT,
+    text: PagePrompt = TEXT,
     forward_pass: ForwardPass | None = None,
     **params: Any,  # noqa: ANN401 - any parameter
 ) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def answer(
     given = walkthrough(
         TraceCache(ModelLoader.from_model(model, None)), Walkthrough(forward_pass or ForwardPass(text), **params)
     )
-    found: dict[str, Any] = json.loads(serialization.to_json(given))
+    found: dict[str, Any] = json.loads(to_json(given))
     return found
 
 
@@ -316,7 +316,7 @@ def test_steps_of_rarer_variants_match_their_formulas(kind: str, settings: dict[
 def test_steps_of_an_encoder_decoder_match_their_formulas(position: str, order: str) -> None:
     settings: dict[str, Any] = {"n_layers": 2, "n_encoder_layers": 3, "start_id": 1, "n_kv_heads": 2}
     model = make("tiny-seq2seq", position=position, norm_placement=order, final_norm=order != "post", **settings)
-    text = Prompt("3 1 4 0 5", "2 6 7")
+    text = PagePrompt("3 1 4 0 5", "2 6 7")
     source, memory = Reference(model, "encoder").way([3, 1, 4, 0, 5], 3, 1, 2, 3)
     check(answer(model, text, position=3, layer=1, head=2, side="source"), source)
     target, _ = Reference(model, "decoder").way([1, 2, 6, 7], 2, 1, 3, 2, memory)
@@ -453,7 +453,7 @@ def test_another_layer_or_head_needs_no_forward_pass(kind: str) -> None:
 
 
 def test_of_many_keys_a_few_are_shown_around_the_token() -> None:
-    text = Prompt(" ".join(str(one % 11) for one in range(40)))
+    text = PagePrompt(" ".join(str(one % 11) for one in range(40)))
     model = make(n_layers=1, windows=[8])
     for place, first in ((2, 0), (20, 11), (39, 28)):
         cards = {

@@ -17,7 +17,7 @@ import glasshouse as gh
 from glasshouse.inspection import scale
 from glasshouse.layers.feedforward import GatedFeedForward
 from glasshouse.layers.sublayer import Sublayer
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -309,7 +309,7 @@ def test_a_saved_page_includes_the_requests_of_the_view(side: str, pair: Trained
     page.reload()
     settle(page)
     place = len(page.get_by_test_id("strip-target").locator(".token").all()) - 1
-    forward_pass = ForwardPass(Prompt("one two", "eins"))
+    forward_pass = ForwardPass(PagePrompt("one two", "eins"))
     ((name, body),) = initial_requests(
         TraceCache(ModelLoader.from_model(*pair)), forward_pass, {**state, "token": place}
     )

@@ -51,7 +51,7 @@ def _add_offsets(offsets: Tensor, block: nn.Module, args: tuple[Tensor, Context]
     """Add to the output of a block, [B, S, D], the offset of the slot of each token."""
     cache = args[1].cache
     assert cache is not None
-    return x + offsets[cache.slots]
+    return x + offsets[cache.cache_rows]
 
 
 def check_vectors(model: Model, vectors: Mapping[str, SteeringVector]) -> None:

@@ -25,10 +25,10 @@ SHARD = re.compile(r"(\w+)\.shard-(\d+)-of-(\d+)\.safetensors")
 
 
 @dataclass(frozen=True)
-class Chunk:
+class TensorChunk:
     """A rectangular piece of a tensor.
 
-    >>> Chunk(torch.zeros(2, 3), (4, 0), (8, 3)).is_whole
+    >>> TensorChunk(torch.zeros(2, 3), (4, 0), (8, 3)).is_whole
     False
     """
 
@@ -42,7 +42,7 @@ class Chunk:
         return tuple(self.tensor.shape) == self.shape
 
     @classmethod
-    def of(cls, tensor: Tensor) -> Chunk:
+    def of(cls, tensor: Tensor) -> TensorChunk:
         """Return a whole tensor as its only chunk."""
         return cls(tensor, (0,) * tensor.dim(), tuple(tensor.shape))
 
@@ -67,13 +67,13 @@ def shard_names(folder: Path, stem: str) -> list[str]:
     return [shard_name(stem, number, count) for number in range(1, count + 1)]
 
 
-def write_shard(path: Path, chunks: Mapping[str, Chunk]) -> None:
+def write_shard(path: Path, chunks: Mapping[str, TensorChunk]) -> None:
     """Write the chunks that one process owns.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
     ...     for number in (1, 2):
-    ...         chunk = Chunk(torch.full((1, 2), float(number)), (number - 1, 0), (2, 2))
+    ...         chunk = TensorChunk(torch.full((1, 2), float(number)), (number - 1, 0), (2, 2))
     ...         write_shard(Path(folder, shard_name("model", number, 2)), {"a": chunk})
     ...     saved = read_shards(Path(folder, name) for name in shard_names(Path(folder), "model"))
     >>> saved["a"], saved.read("a", offsets=(0, 1), sizes=(2, 1))
@@ -91,7 +91,7 @@ def write_shard(path: Path, chunks: Mapping[str, Chunk]) -> None:
 
 def read_shards(paths: Iterable[Path]) -> SavedTensors:
     """Memory-map the tensors of all shards; a shard that is missing or does not fit the others is an error."""
-    chunks: dict[str, list[Chunk]] = {}
+    chunks: dict[str, list[TensorChunk]] = {}
     for path in paths:
         if not path.is_file():
             raise StoreError(f"the shard {str(path)!r} is missing; restore it or use another checkpoint.")
@@ -99,7 +99,7 @@ def read_shards(paths: Iterable[Path]) -> SavedTensors:
         try:
             table = json.loads(store.read_metadata(path)[CHUNKS])
             for name, tensor in store.read_tensors(path).items():
-                chunk = Chunk(tensor, tuple(table[name]["saved_offsets"]), tuple(table[name]["global_shape"]))
+                chunk = TensorChunk(tensor, tuple(table[name]["saved_offsets"]), tuple(table[name]["global_shape"]))
                 first = chunks.setdefault(name, [chunk])[0]
                 if not _fits(chunk, first):
                     raise damaged
@@ -113,7 +113,7 @@ def read_shards(paths: Iterable[Path]) -> SavedTensors:
     return SavedTensors(chunks)
 
 
-def _fits(chunk: Chunk, first: Chunk) -> bool:
+def _fits(chunk: TensorChunk, first: TensorChunk) -> bool:
     sizes = chunk.tensor.shape
     return (
         (chunk.shape, chunk.tensor.dtype) == (first.shape, first.tensor.dtype)
@@ -133,13 +133,13 @@ class SavedTensors(Mapping[str, Tensor]):
     (tensor([0., 1., 2., 3.]), tensor([1., 2.]), (4,))
     """
 
-    def __init__(self, chunks: Mapping[str, Sequence[Chunk]]) -> None:
+    def __init__(self, chunks: Mapping[str, Sequence[TensorChunk]]) -> None:
         self._chunks = chunks
 
     @classmethod
     def of(cls, tensors: Mapping[str, Tensor]) -> SavedTensors:
         """Return whole tensors as saved ones."""
-        return cls({name: [Chunk.of(tensor)] for name, tensor in tensors.items()})
+        return cls({name: [TensorChunk.of(tensor)] for name, tensor in tensors.items()})
 
     def __getitem__(self, name: str) -> Tensor:
         shape = self.shape(name)

@@ -84,7 +84,7 @@ class Attention(MultiHeadAttention):
         """Normalise and rotate q and k, update the cache, and attend; q is [B, H, S, d]."""
         q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
         if ctx.cache is not None:
-            k, v = ctx.cache.update(self.index, ctx.slot_mapping[self.window], k, v)
+            k, v = ctx.cache.update(self.index, ctx.write_offsets[self.window], k, v)
         return self.attend(q, k, v, ctx.backends[self.window])
 
     def fused(self, project: nn.Module) -> nn.Module:

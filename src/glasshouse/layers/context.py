@@ -19,6 +19,7 @@ class Context:
     rotate: Rotate  # the rotary embedding of queries and keys
     backends: Mapping[int, Backend]  # by the layer's window: the attention backend, with its mask
     cache: CacheView | None = None
-    slot_mapping: Mapping[int, Tensor | int] = field(default_factory=dict)  # by window: cache slot of each token
+    # By the layer's window: where in its row of the cache each token is written.
+    write_offsets: Mapping[int, Tensor | int] = field(default_factory=dict)
     memory: Tensor | None = None  # [B, source, D], the encoder's output; None if it is cached
     cross_backend: Backend | None = None  # that of cross-attention

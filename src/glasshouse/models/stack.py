@@ -72,14 +72,14 @@ class Stack(nn.Module):
         if source is not None:
             mask = make_mask(layout, source, causal=False)
             cross = self.backend(mask, layout, source, dtype, cached=cache is not None)
-        slots = {} if cache is None else cache.slot_mapping(layout)
+        offsets = {} if cache is None else cache.write_offsets(layout)
         rotate = self.position.rotation(layout.positions, dtype)
         backends = {}
         for window in self.windows:
             keys = layout if cache is None else cache.key_layout(layout, window)
             mask = self.mask(layout, keys, dtype, window, None if cache is None else cache.rows)
             backends[window] = self.backend(mask, layout, keys, dtype, cached=keys is not layout)
-        return Context(rotate, backends, cache, slots, memory, cross)
+        return Context(rotate, backends, cache, offsets, memory, cross)
 
     def mask(
         self, queries: Layout, keys: Layout, dtype: torch.dtype, window: int, rows: Tensor | None = None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import sys
 import traceback
 from collections.abc import Mapping
@@ -18,19 +17,19 @@ from starlette.routing import Route
 
 from glasshouse import config
 from glasshouse.errors import GlasshouseError
-from glasshouse.page import html_export, serialization
+from glasshouse.page import html_export
 from glasshouse.page.endpoints import endpoints
 from glasshouse.page.files import index_page, static_files
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint
-from glasshouse.web import read_body
+from glasshouse.web import json_response, read_body, strict_loads
 
 MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript"}
 MAX_BODY = 4 * 2**20  # bytes per request
 BODY_TIMEOUT = 30.0  # seconds to send them
 
 
-class Api:
+class Dispatcher:
     """Handles API requests; those that need the model run one at a time."""
 
     def __init__(self, traces: TraceCache) -> None:
@@ -65,7 +64,7 @@ def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
     """Return the response of an endpoint; an error is reported in one sentence."""
     try:
         given = endpoint.handler(traces, config.parse(endpoint.params, _table(body)))
-        return Response(serialization.to_json(given), media_type="application/json")
+        return json_response(given)
     except GlasshouseError as error:
         return _error_response(str(error), 400)
     except Exception as error:  # a bug: report it and keep serving
@@ -77,7 +76,7 @@ def respond(traces: TraceCache, endpoint: Endpoint, body: bytes) -> Response:
 def make_app(traces: TraceCache) -> Starlette:
     """Return the app without access control; put a guard in front of it."""
     return Starlette(
-        routes=[*page_routes(index_page()), Route("/api/{name:path}", Api(traces).handle, methods=["POST"])]
+        routes=[*page_routes(index_page()), Route("/api/{name:path}", Dispatcher(traces).handle, methods=["POST"])]
     )
 
 
@@ -103,7 +102,7 @@ def page_routes(page: str, headers: Mapping[str, str] | None = None) -> list[Rou
 
 def _table(body: bytes) -> Mapping[str, object]:
     try:
-        table = json.loads(body or b"{}")
+        table = strict_loads(body or b"{}")
     except (ValueError, RecursionError) as error:
         raise GlasshouseError(f"the request is not valid JSON: {error}.") from None
     if not isinstance(table, dict):
@@ -112,4 +111,4 @@ def _table(body: bytes) -> Mapping[str, object]:
 
 
 def _error_response(sentence: str, status: int) -> Response:
-    return Response(serialization.to_json({"error": sentence}), status, media_type="application/json")
+    return json_response({"error": sentence}, status)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from glasshouse.page import serialization
 from glasshouse.page.manifest import views
 from glasshouse.page.url_state import DEFAULTS
+from glasshouse.web import to_json
 
 STATIC = Path(__file__).parent / "static"
 
@@ -44,5 +44,5 @@ def data_script(name: str, data: object) -> str:
     '<script type="application/json" id="saved">{"text":"\\u003c/script>"}</script>\n'
     """
     # Text must not close the script element that contains it.
-    held = serialization.to_json(data).decode().replace("<", "\\u003c")
+    held = to_json(data).decode().replace("<", "\\u003c")
     return f'<script type="application/json" id="{name}">{held}</script>\n'

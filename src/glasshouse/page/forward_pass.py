@@ -37,7 +37,7 @@ Edit = Scale | Mean | Patch
 
 
 @dataclass(frozen=True)
-class Prompt(Settings):
+class PagePrompt(Settings):
     """The input of a model."""
 
     text: str = ""  # for an encoder-decoder, the source
@@ -50,10 +50,10 @@ class Prompt(Settings):
 class ForwardPass(Settings):
     """A prompt, the checkpoint of the model, and edits of its activations."""
 
-    prompt: Prompt = field(default_factory=Prompt)
+    prompt: PagePrompt = field(default_factory=PagePrompt)
     checkpoint: str = ""  # "": the latest
     edits: tuple[Edit, ...] = ()
-    patch_from: Prompt | None = None  # prompt that patches come from
+    patch_from: PagePrompt | None = None  # prompt that patches come from
 
     @property
     def unedited(self) -> ForwardPass:
@@ -63,7 +63,7 @@ class ForwardPass(Settings):
     @property
     def patch_pass(self) -> ForwardPass:
         """The forward pass that patches come from."""
-        return ForwardPass(self.patch_from or Prompt(), self.checkpoint)
+        return ForwardPass(self.patch_from or PagePrompt(), self.checkpoint)
 
     def without_patches(self) -> ForwardPass:
         """Return the forward pass without patches."""
@@ -77,7 +77,7 @@ class ForwardPass(Settings):
     def to_json(self) -> JsonDict:
         """Return the JSON that the page sends; defaults are omitted.
 
-        >>> ForwardPass(Prompt("to be", appended=(5,)), edits=(Scale("z.0"),)).to_json()
+        >>> ForwardPass(PagePrompt("to be", appended=(5,)), edits=(Scale("z.0"),)).to_json()
         {'prompt': {'text': 'to be', 'appended': [5]}, 'edits': [{'kind': 'scale', 'site': 'z.0', 'factor': 0.0}]}
         """
         table: JsonDict = {"prompt": _given(self.prompt)}
@@ -90,6 +90,6 @@ class ForwardPass(Settings):
         return table
 
 
-def _given(text: Prompt) -> JsonDict:
+def _given(text: PagePrompt) -> JsonDict:
     rest = {"target": text.target, "appended": list(text.appended), "masked": list(text.masked)}
     return {"text": text.text, **{name: value for name, value in rest.items() if value}}

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from glasshouse import config
 from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import GlasshouseError, InputError
-from glasshouse.page import serialization
 from glasshouse.page.endpoints import endpoints
 from glasshouse.page.files import data_script, index_page, static_files
 from glasshouse.page.trace import TraceCache
 from glasshouse.training.plan import TrainingPlan
+from glasshouse.web import to_json
 
 LARGEST, ROOM = 64 * 2**20, 8 * 2**20  # bytes of responses: the limit, and the limit with prefetched ones
 # A standalone file sets its own policy: nothing may be fetched.
@@ -70,7 +70,7 @@ def export_html(
         if name not in known or key in responses:
             return
         try:
-            given = serialization.to_json(known[name].handler(traces, config.parse(known[name].params, body)))
+            given = to_json(known[name].handler(traces, config.parse(known[name].params, body)))
         except GlasshouseError:  # already reported to the page
             return
         size += len(given)

@@ -15,7 +15,7 @@ from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.prompt import encode_prompt, written_ids
-from glasshouse.page.forward_pass import Prompt
+from glasshouse.page.forward_pass import PagePrompt
 from glasshouse.text import Tokenizer
 from glasshouse.training import is_run
 from glasshouse.training.checkpoint.folder import SAMPLES
@@ -53,7 +53,7 @@ class LoadedModel:
                 )
         return ids
 
-    def inputs(self, prompt: Prompt) -> tuple[Tensor, ...]:
+    def inputs(self, prompt: PagePrompt) -> tuple[Tensor, ...]:
         """Return the model inputs with batch size 1: ids, or source and target."""
         s, model = self.model.spec, self.model
         appended = [int(one) for one in prompt.appended]

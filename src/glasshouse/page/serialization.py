@@ -1,9 +1,8 @@
-"""JSON for the page: tensors, numbers and tokens with control characters escaped."""
+"""JSON values for the page: tensors, numbers and tokens with control characters escaped."""
 
 from __future__ import annotations
 
 import base64
-import json
 import math
 from collections.abc import Iterable
 
@@ -54,24 +53,3 @@ def _token(one: int, tok: Tokenizer | None) -> JsonDict:
     except UnicodeDecodeError:
         return shown | {"kind": "bytes"}
     return shown
-
-
-def to_json(answer: object) -> bytes:
-    """Encode a response as JSON; NaN and infinity become null.
-
-    >>> to_json({"loss": [1.5, float("nan")]})
-    b'{"loss":[1.5,null]}'
-    """
-    try:
-        text = json.dumps(answer, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-    except ValueError:
-        text = json.dumps(_finite(answer), ensure_ascii=False, separators=(",", ":"))
-    return text.encode(errors="backslashreplace")
-
-
-def _finite(value: object) -> object:
-    if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

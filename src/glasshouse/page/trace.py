@@ -14,7 +14,7 @@ from glasshouse.inspection import AttentionMap, capture_attention, edit, mean_ab
 from glasshouse.inspection.editing import AblationEdit
 from glasshouse.inspection.forward_pass import eval_mode, final_stack
 from glasshouse.inspection.sites import select
-from glasshouse.page.forward_pass import Edit, ForwardPass, Mean, Patch, Prompt, Scale
+from glasshouse.page.forward_pass import Edit, ForwardPass, Mean, PagePrompt, Patch, Scale
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ class TraceCache:
     def __init__(self, loader: ModelLoader, memory: int = MEMORY) -> None:
         self.loader, self.memory = loader, memory
         self.lock = threading.RLock()  # one forward pass at a time: two would compete for the same cores
-        self._read: OrderedDict[tuple[Prompt, str], tuple[Tensor, ...]] = OrderedDict()
+        self._read: OrderedDict[tuple[PagePrompt, str], tuple[Tensor, ...]] = OrderedDict()
         self._versions: dict[str, tuple[LoadedModel, int]] = {}  # by checkpoint
         self._kept: OrderedDict[tuple[ForwardPass, str], Tensor | AttentionMap] = OrderedDict()
 

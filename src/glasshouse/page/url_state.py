@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 from glasshouse import config
 from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.manifest import views
 from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.trace import TraceCache
@@ -78,7 +78,7 @@ def with_defaults(traces: TraceCache, given: Mapping[str, object]) -> JsonDict:
     pair = isinstance(loaded.model, Seq2Seq)
     state["attention"] = state["attention"] or ("decoder.cross_pattern" if pair else "pattern")
     if pair and not state["target"] and not state["appended"]:
-        forward_pass = ForwardPass(Prompt(state["text"]), state["checkpoint"])
+        forward_pass = ForwardPass(PagePrompt(state["text"]), state["checkpoint"])
         made = generate_text(traces, Generate(forward_pass, max_new_tokens=MAX_TARGET_TOKENS))
         state["appended"] = [one["id"] for one in made["tokens"]]
     row = loaded.inputs(forward_pass_of(loaded, state).prompt)[-1]

@@ -14,7 +14,7 @@ from glasshouse.inspection.sites import select, unwrap_model
 from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import html_export
-from glasshouse.page.forward_pass import Prompt
+from glasshouse.page.forward_pass import PagePrompt
 from glasshouse.page.manifest import available_views, views
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
@@ -153,7 +153,7 @@ def _check_selection(traces: TraceCache, state: JsonDict, places: Collection[str
         )
     sizes = {"layer": max(s.n_layers, getattr(s, "n_encoder_layers", 0)), "head": s.n_heads}
     if places and not isinstance(loaded.model, Seq2Seq):  # whose target may be generated later
-        prompt = forward_pass.prompt if state["text"] or state["appended"] else Prompt(traces.loader.example())
+        prompt = forward_pass.prompt if state["text"] or state["appended"] else PagePrompt(traces.loader.example())
         sizes |= dict.fromkeys(places, loaded.inputs(prompt)[-1].shape[1])
     for name, size in sizes.items():
         least = -1 if name == "token" else 0  # -1 is the last

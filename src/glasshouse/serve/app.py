@@ -23,12 +23,13 @@ from glasshouse.serve.endpoints.embeddings import embeddings
 from glasshouse.serve.endpoints.metrics import metrics_text
 from glasshouse.serve.endpoints.responses import responses
 from glasshouse.serve.endpoints.tokenization import detokenize, tokenize
-from glasshouse.serve.look import Look
+from glasshouse.serve.look import ServedPage
 from glasshouse.serve.runtime.exchange import DisconnectedError
 from glasshouse.serve.schema import openapi
-from glasshouse.serve.schema.errors import REQUEST_ID, ApiError, json_response, timed_out, unavailable
+from glasshouse.serve.schema.errors import REQUEST_ID, ApiError, timed_out, unavailable
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.version import __version__
+from glasshouse.web import json_response
 
 Endpoint = Callable[[Api, Request], Awaitable[Response]]
 
@@ -42,7 +43,7 @@ POSTS: dict[str, Endpoint] = {
 }
 
 
-def make_app(api: Api, look: Look | None = None) -> Starlette:
+def make_app(api: Api, look: ServedPage | None = None) -> Starlette:
     """Return the app without access control; put a gate in front of it."""
 
     @asynccontextmanager

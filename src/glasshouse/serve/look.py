@@ -21,7 +21,7 @@ MEMORY = 2 * 2**30  # bytes of activations that are kept for the views, of all m
 SHARED = ("model", "tokenize", "next", "generate")  # endpoints that no view declares
 
 
-class Look:
+class ServedPage:
     """The page of every model; what it has computed for one key is not reused for another."""
 
     def __init__(self, api: Api, n_keys: int) -> None:

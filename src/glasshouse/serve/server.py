@@ -16,7 +16,7 @@ from glasshouse.serve.access_log import AccessLog
 from glasshouse.serve.api import Api, Limits
 from glasshouse.serve.app import make_app
 from glasshouse.serve.gate import Gate, Keys
-from glasshouse.serve.look import Look
+from glasshouse.serve.look import ServedPage
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.web import Log, host_headers, http_config, is_loopback, listen, url_host
 
@@ -113,7 +113,7 @@ class Server:
         if host not in WILDCARDS or allowed_hosts:
             hosts = host_headers(host, self.port) | {name.lower() for name in allowed_hosts}
             hosts |= {f"{name.lower()}:{self.port}" for name in allowed_hosts}
-        app = make_app(self.api, Look(self.api, len(accepted)) if look else None)
+        app = make_app(self.api, ServedPage(self.api, len(accepted)) if look else None)
         config = http_config(lambda scope, receive, send: self.gate(scope, receive, send), lifespan="on")
         self._uvicorn = _Uvicorn(config, drain_seconds)
         draining = lambda: self._uvicorn.drain_began is not None  # noqa: E731

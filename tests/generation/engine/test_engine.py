@@ -22,7 +22,7 @@ import glasshouse as gh
 from glasshouse.generation import DraftModel, PromptLookup, Request, SamplingParams
 from glasshouse.generation.engine.model_runner import ModelRunner
 from glasshouse.generation.engine.slots import SequenceState
-from glasshouse.generation.engine.step import Step, StepOutput
+from glasshouse.generation.engine.step import ScheduledStep, StepOutput
 from glasshouse.generation.speculation import Speculator
 from glasshouse.models import Decoder, Seq2Seq
 
@@ -485,7 +485,7 @@ def test_nan_of_a_request_cancelled_in_the_same_step_is_cleared(kind: str, monke
     broken = engine.submit([*range(8), 39], max_new_tokens=4)
     run = engine._runner.run
 
-    def run_and_cancel(step: Step) -> StepOutput | None:  # as another thread would
+    def run_and_cancel(step: ScheduledStep) -> StepOutput | None:  # as another thread would
         output = run(step)
         engine.cancel(broken)
         return output

@@ -125,7 +125,7 @@ def test_mixed_batch_of_one_token_writes_to_its_row_only() -> None:
     cache = make_model().make_cache(3, 8)
     cache.keys[0].fill_(1.0)
     view = MixedBatch(cache, torch.tensor([1]), torch.tensor([4]))
-    slots = view.slot_mapping(make_layout(torch.zeros(1, 1), start=view.start_positions()))
+    slots = view.write_offsets(make_layout(torch.zeros(1, 1), start=view.start_positions()))
     heads, width = cache.keys[0].shape[1], cache.keys[0].shape[3]
     k = torch.full((1, heads, 1, width), 7.0, dtype=torch.float64)
     view.update(0, slots[0], k, k)

@@ -34,7 +34,7 @@ def vectors(tokens: Tensor, layer: int, shape: KVShape) -> tuple[Tensor, Tensor]
 def write(view: CacheView, tokens: Tensor, **arguments: Tensor) -> list[tuple[Tensor, Tensor]]:
     """Do with a cache what a stack and its layers do; return the keys and values each layer attends to."""
     layout = make_layout(tokens, start=view.start_positions(), **arguments)
-    slots = view.slot_mapping(layout)
+    slots = view.write_offsets(layout)
     layouts = [view.key_layout(layout, shape.window) for shape in SHAPES]
     found = []
     for layer, shape in enumerate(SHAPES):
@@ -121,7 +121,7 @@ def test_packed_prefill_writes_sequences_to_their_rows(chunk: int | None) -> Non
     layout = make_layout(tokens, documents=row_of[None])
     assert view.key_layout(layout, 0) is layout
     if chunk is not None:  # a ring of 7 slots: the first 4 tokens go where padding goes
-        assert view.slot_mapping(layout)[4].tolist() == [[0, 0, 0, 0, 5, 6, 7, 1, 2, 3, 4, 1, 2, 3]]
+        assert view.write_offsets(layout)[4].tolist() == [[0, 0, 0, 0, 5, 6, 7, 1, 2, 3, 4, 1, 2, 3]]
     found = write(view, tokens, documents=row_of[None])
     for layer, (k, v) in enumerate(found):  # tokens attend to those of the call
         assert all(
@@ -163,7 +163,7 @@ def write_mixed(
     view: MixedBatch, tokens: Tensor, shapes: list[KVShape], **arguments: Tensor
 ) -> list[tuple[Tensor, Tensor]]:
     layout = make_layout(tokens, start=view.start_positions(), **arguments)
-    slots = view.slot_mapping(layout)
+    slots = view.write_offsets(layout)
     found = [
         view.update(layer, slots[shape.window], *vectors(tokens.double(), layer, shape))
         for layer, shape in enumerate(shapes)

@@ -15,7 +15,7 @@ from glasshouse.generation.engine.inference_model import Weights, compile_decode
 from glasshouse.generation.engine.prefill import NewPrompt, Prefill
 from glasshouse.generation.engine.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.engine.slots import Move, SequenceState
-from glasshouse.generation.engine.step import DecodeOutput, PrefillChunk, SampledTokens, Step, StepOutput
+from glasshouse.generation.engine.step import DecodeOutput, PrefillChunk, SampledTokens, ScheduledStep, StepOutput
 from glasshouse.generation.recording import RecordedSite, Recorder, RequestRecording
 from glasshouse.generation.sampling.logits_kernels import token_logprobs, top_logprobs
 from glasshouse.generation.sampling.sampler import Sampler
@@ -80,7 +80,7 @@ class ModelRunner:
         """Whether a GPU runs a step while the host processes the one before: the next step needs no output of it."""
         return self.next_input_ids.is_cuda and self.speculator is None
 
-    def run(self, step: Step) -> StepOutput | None:
+    def run(self, step: ScheduledStep) -> StepOutput | None:
         """Prefill the chunks of a step and decode; return None where no sequence decodes."""
         self._prefill_chunks(step.chunks)
         mixed = [] if step.mixed is None else [step.mixed]
@@ -169,7 +169,7 @@ class ModelRunner:
             slots, ids = copy_to_device(inputs, self.next_input_ids.device).T
             self.set_next_inputs(slots, ids)
 
-    def _decode_step(self, step: Step) -> StepOutput:
+    def _decode_step(self, step: ScheduledStep) -> StepOutput:
         """Decode one token per sequence, and prefill the mixed chunk."""
         seqs = step.decoding
         with self._recording([(seq, seq.n_cached) for seq in seqs], 1):

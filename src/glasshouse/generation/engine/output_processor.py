@@ -8,7 +8,7 @@ from collections import deque
 from glasshouse.generation.beam.driver import BeamDriver
 from glasshouse.generation.engine.model_runner import ModelRunner
 from glasshouse.generation.engine.slots import SequenceState, Slots
-from glasshouse.generation.engine.step import SampledTokens, Step, StepOutput
+from glasshouse.generation.engine.step import SampledTokens, ScheduledStep, StepOutput
 from glasshouse.generation.request import Request
 
 
@@ -25,7 +25,7 @@ class OutputProcessor:
         """The requests that have a slot, or tokens that are not processed yet."""
         return {seq.request for seqs in (self.slots.running, *(seqs for seqs, _ in self.pending)) for seq in seqs}
 
-    def postprocess(self, step: Step, output: StepOutput | None) -> None:
+    def postprocess(self, step: ScheduledStep, output: StepOutput | None) -> None:
         """Advance the sequences and beam searches of a step, and process its tokens or those of the step before."""
         for chunk in step.chunks:
             if chunk.forks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import deque
 
 from glasshouse.generation.engine.slots import Allocation, Slots
-from glasshouse.generation.engine.step import PrefillChunk, Step
+from glasshouse.generation.engine.step import PrefillChunk, ScheduledStep
 from glasshouse.generation.request import Request
 
 MIXED_PREFILL_TOKENS = 128  # prompt tokens added to one decode step; so few cost a large GPU almost nothing
@@ -23,9 +23,9 @@ class Scheduler:
         self.mixed_prefill = mixed_prefill  # whether prompts may be prefilled within decode steps
         self.waiting: deque[Request] = deque()
 
-    def schedule(self) -> Step:
+    def schedule(self) -> ScheduledStep:
         """Plan a step: up to one chunk of prompts to prefill, and one token for each sequence that decodes."""
-        step = Step()
+        step = ScheduledStep()
         if self._should_mix_prefill():
             self._schedule_mixed_prefill(step)
         else:
@@ -33,7 +33,7 @@ class Scheduler:
         step.decoding = [seq for seq in self.slots.running if not seq.is_prefilling]
         return step
 
-    def _schedule_prefill(self, step: Step) -> None:
+    def _schedule_prefill(self, step: ScheduledStep) -> None:
         """Add the prompts of waiting requests, at most one chunk in all; none is split that fits in one chunk.
 
         So the chunks of a prompt depend on nothing but its length, and few passes have to attend to earlier ones.
@@ -51,7 +51,7 @@ class Scheduler:
         decoding = len(self.slots.running) - int(self.slots.running[-1].is_prefilling)
         return decoding > 0 and len(self.slots.free) <= max(1, len(self.slots) // 8)
 
-    def _schedule_mixed_prefill(self, step: Step) -> None:
+    def _schedule_mixed_prefill(self, step: ScheduledStep) -> None:
         """Add prompts up to the first that is left to prefill: a chunk of that one is mixed into the decode step."""
         while (found := self._next_prefill(self.prefill_chunk)) is not None:
             seq = found.seq

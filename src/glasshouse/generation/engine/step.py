@@ -25,7 +25,7 @@ class PrefillChunk:
 
 
 @dataclass
-class Step:
+class ScheduledStep:
     """The work of one step, in order: prefill the chunks, then decode one token of each sequence."""
 
     chunks: list[PrefillChunk] = field(default_factory=list)

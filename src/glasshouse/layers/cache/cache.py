@@ -12,14 +12,14 @@ from torch import Tensor
 from glasshouse.errors import InputError
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.source import SourceCache
-from glasshouse.layers.cache.storage import Contiguous, KVShape, LayerGroups, RingBuffer, write_slots
-from glasshouse.layers.cache.view import CacheView, check_one_document, check_slots, find_slots
+from glasshouse.layers.cache.storage import Contiguous, KVShape, LayerGroups, RingBuffer, write_at
+from glasshouse.layers.cache.view import CacheView, check_offsets, check_one_document, find_offsets
 
 
 class Cache(CacheView):
     """A KV cache for `max_len` tokens per sequence, for attention layers of these shapes; lengths may differ.
 
-    A sliding-window layer needs no more than its window: if no call has more than `chunk` tokens, its slots are a
+    A sliding-window layer needs no more than its window: if no call has more than `chunk` tokens, its offsets are a
     ring buffer of the size of the window plus a chunk. Shapes never change, so a compiled model does not recompile.
     Gradients do not flow through. Device and dtype are those of `like`.
     """
@@ -41,7 +41,7 @@ class Cache(CacheView):
         self.source = source
         self.lengths = torch.zeros(batch, dtype=torch.long, device=like.device)  # cached tokens of each row
         self.rows = torch.arange(batch, device=like.device)[:, None]
-        self.slots = self.rows
+        self.cache_rows = self.rows
         self._layers = LayerGroups(shapes)
         self.groups = [self._make_group(shape, batch, like) for shape in self._layers.shapes]
         self._make_views()
@@ -54,7 +54,7 @@ class Cache(CacheView):
         return kind(shape.window, self._layers.make_pool(shape, batch, min(needed, self.max_len) + 1, like))
 
     def _make_views(self) -> None:
-        """Make the views of each layer, [B, H_kv, slots, d]."""
+        """Make the views of each layer, [B, H_kv, offsets, d]."""
         self.keys, self.values = self._layers.layer_views([group.pool for group in self.groups])
 
     def _mark_static(self) -> None:
@@ -71,7 +71,7 @@ class Cache(CacheView):
         view.max_len = self.max_len if max_len is None else min(max_len, self.max_len)
         view.lengths = self.lengths[rows]
         view.rows = self.rows[: len(view.lengths)]
-        view.slots = self.slots[rows]
+        view.cache_rows = self.cache_rows[rows]
         view.groups = [group.narrow(rows, view.max_len) for group in self.groups]
         view.source = None if self.source is None else self.source.narrow(rows, source_len)
         view._make_views()
@@ -81,22 +81,22 @@ class Cache(CacheView):
         """Return the position of the next token of each row, [B]."""
         return self.lengths
 
-    def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
-        """Return the slot of each token of a call, [B, S] or one for all, by a layer's window.
+    def write_offsets(self, layout: Layout) -> dict[int, Tensor | int]:
+        """Return the offset of each token of a call, [B, S] or one for all, by a layer's window.
 
         Raises if the call does not fit.
         """
         check_one_document(layout)
         length = layout.positions.shape[1]
-        slots = find_slots(layout, len(self.rows))
-        ends = check_slots(slots, self.max_len)
+        offsets = find_offsets(layout, len(self.rows))
+        ends = check_offsets(offsets, self.max_len)
         if length > self.chunk:
             raise InputError(
                 f"this call has {length} tokens per row, but the cache was made for chunk = {self.chunk}; pass fewer."
             )
-        wrapped = {group.window: group.wrap(slots) for group in self.groups}
+        wrapped = {group.window: group.wrap(offsets) for group in self.groups}
         if length == 1 and ends is not None and ends[0] == ends[1]:
-            return {window: int(slot[0, 0]) for window, slot in wrapped.items()}
+            return {window: int(offset[0, 0]) for window, offset in wrapped.items()}
         return dict(wrapped)
 
     def key_layout(self, layout: Layout, window: int) -> Layout:
@@ -104,17 +104,17 @@ class Cache(CacheView):
         group = next(group for group in self.groups if group.window == window)
         return group.key_layout(layout, self.lengths)
 
-    def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H_kv, S, d] to their slots; return those to attend to."""
+    def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, H_kv, S, d] to their offsets; return those to attend to."""
         for cached, new in ((self.keys[layer], k), (self.values[layer], v)):
-            if isinstance(slot_mapping, int):  # a slice, far cheaper than an index
-                cached[:, :, slot_mapping] = new.detach()[:, :, 0]
+            if isinstance(write_offsets, int):  # a slice, far cheaper than an index
+                cached[:, :, write_offsets] = new.detach()[:, :, 0]
             else:
-                write_slots(cached, self.rows, slot_mapping, new)
+                write_at(cached, self.rows, write_offsets, new)
         return self.cached_kv(layer)
 
     def cached_kv(self, layer: int) -> tuple[Tensor, Tensor]:
-        """Return the keys and values of a layer, without the slot of padding."""
+        """Return the keys and values of a layer, without the offset of padding."""
         return self.keys[layer][:, :, 1:], self.values[layer][:, :, 1:]
 
     def advance(self, layout: Layout) -> None:

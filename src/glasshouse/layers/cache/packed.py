@@ -7,8 +7,8 @@ from torch import Tensor
 
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.cache import Cache
-from glasshouse.layers.cache.storage import RingBuffer, write_slots
-from glasshouse.layers.cache.view import CacheView, check_one_document, check_slots, find_slots
+from glasshouse.layers.cache.storage import RingBuffer, write_at
+from glasshouse.layers.cache.view import CacheView, check_offsets, check_one_document, find_offsets
 
 
 class _TokenRows(CacheView):
@@ -17,24 +17,24 @@ class _TokenRows(CacheView):
     def __init__(self, cache: Cache, rows: Tensor) -> None:
         self.cache = cache
         self.source = cache.source
-        self._rows = self.slots = rows if rows.dim() == 2 else rows[None]
+        self._rows = self.cache_rows = rows if rows.dim() == 2 else rows[None]
 
-    def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H_kv, S, d] to their slots; return those to attend to."""
-        assert isinstance(slot_mapping, Tensor)
-        write_slots(self.cache.keys[layer], self._rows, slot_mapping, k)
-        write_slots(self.cache.values[layer], self._rows, slot_mapping, v)
+    def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, H_kv, S, d] to their offsets; return those to attend to."""
+        assert isinstance(write_offsets, Tensor)
+        write_at(self.cache.keys[layer], self._rows, write_offsets, k)
+        write_at(self.cache.values[layer], self._rows, write_offsets, v)
         return k, v
 
     def advance(self, layout: Layout) -> None:
         """Raise the lengths to the last new token of each row."""
         lengths = self.cache.lengths
-        lengths.copy_(torch.maximum(lengths, self._last_slots(find_slots(layout, len(self._rows)))))
+        lengths.copy_(torch.maximum(lengths, self._last_offsets(find_offsets(layout, len(self._rows)))))
 
-    def _last_slots(self, slots: Tensor) -> Tensor:
-        """Return the last new slot of each cache row; 0 for rows without one."""
+    def _last_offsets(self, offsets: Tensor) -> Tensor:
+        """Return the last new offset of each cache row; 0 for rows without one."""
         empty = torch.zeros_like(self.cache.lengths)
-        return empty.scatter_reduce_(0, self._rows.expand_as(slots).flatten(), slots.flatten(), "amax")
+        return empty.scatter_reduce_(0, self._rows.expand_as(offsets).flatten(), offsets.flatten(), "amax")
 
 
 class PackedPrefill(_TokenRows):
@@ -52,15 +52,15 @@ class PackedPrefill(_TokenRows):
         """Return None: each sequence starts at position 0."""
         return None
 
-    def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
-        """Return the slot of each token, [B, S], by a layer's window; 0 for those that a later one overwrites."""
-        slots = find_slots(layout, len(self._rows))
-        check_slots(slots, self.cache.max_len)
+    def write_offsets(self, layout: Layout) -> dict[int, Tensor | int]:
+        """Return the offset of each token, [B, S], by a layer's window; 0 for those that a later one overwrites."""
+        offsets = find_offsets(layout, len(self._rows))
+        check_offsets(offsets, self.cache.max_len)
         result: dict[int, Tensor | int] = {}
         for group in self.cache.groups:
-            kept = slots
+            kept = offsets
             if isinstance(group, RingBuffer):  # which a call of a cache itself never fills
-                kept = torch.where(slots > self._last_slots(slots)[self._rows] - group.size, slots, 0)
+                kept = torch.where(offsets > self._last_offsets(offsets)[self._rows] - group.size, offsets, 0)
             result[group.window] = group.wrap(kept)
         return result
 
@@ -85,18 +85,18 @@ class MixedBatch(_TokenRows):
         """Return the position of each token, [1, S]."""
         return self._positions
 
-    def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
-        """Return the slot of each token, [1, S], by a layer's window."""
+    def write_offsets(self, layout: Layout) -> dict[int, Tensor | int]:
+        """Return the offset of each token, [1, S], by a layer's window."""
         check_one_document(layout)
-        slots = find_slots(layout, 1)
-        check_slots(slots, self.cache.max_len)
-        return {group.window: group.wrap(slots) for group in self.cache.groups}
+        offsets = find_offsets(layout, 1)
+        check_offsets(offsets, self.cache.max_len)
+        return {group.window: group.wrap(offsets) for group in self.cache.groups}
 
     def key_layout(self, layout: Layout, window: int) -> Layout:
         """Return the layout of the keys in the cache."""
         return self.cache.key_layout(layout, window)
 
-    def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [1, H_kv, S, d] to their slots; return those of all cache rows."""
-        super().update(layer, slot_mapping, k, v)
+    def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [1, H_kv, S, d] to their offsets; return those of all cache rows."""
+        super().update(layer, write_offsets, k, v)
         return self.cache.cached_kv(layer)

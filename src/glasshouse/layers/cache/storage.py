@@ -30,16 +30,16 @@ class LayerGroups:
         self.shapes = list(dict.fromkeys(shapes))
         self.places = [(self.shapes.index(shape), shapes[:layer].count(shape)) for layer, shape in enumerate(shapes)]
 
-    def make_pool(self, shape: KVShape, batch: int, n_slots: int, like: Tensor) -> Tensor:
-        """Allocate [2, layers, B, H_kv, slots, d] for the layers of a shape: keys, then values."""
+    def make_pool(self, shape: KVShape, batch: int, length: int, like: Tensor) -> Tensor:
+        """Allocate [2, layers, B, H_kv, offsets, d] for the layers of a shape: keys, then values."""
         # One contiguous tensor per layer: torch.compile cannot tell strided views of one tensor apart, and would copy
         # all of it at each write.
         n_layers = sum(self.shapes[group] == shape for group, _ in self.places)
-        size = (2, n_layers, batch, shape.n_kv_heads, n_slots, shape.d_head)
+        size = (2, n_layers, batch, shape.n_kv_heads, length, shape.d_head)
         return torch.zeros(size, device=like.device, dtype=like.dtype)
 
     def layer_views(self, pools: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-        """Return the keys of each layer, and the values, [B, H_kv, slots, d]."""
+        """Return the keys of each layer, and the values, [B, H_kv, offsets, d]."""
         return [pools[group][0, i] for group, i in self.places], [pools[group][1, i] for group, i in self.places]
 
 
@@ -55,9 +55,9 @@ class Contiguous:
         """Return a view of these rows and of the first positions."""
         return Contiguous(self.window, self.pool[:, :, rows, :, : max_len + 1])
 
-    def wrap(self, slots: Tensor) -> Tensor:
-        """Map the slots of an unbounded row, position + 1 or 0 for padding, to those here."""
-        return slots
+    def wrap(self, offsets: Tensor) -> Tensor:
+        """Map the offsets of an unbounded row, position + 1 or 0 for padding, to those here."""
+        return offsets
 
     def key_layout(self, layout: Layout, lengths: Tensor) -> Layout:
         """Return the layout of the keys, given that of a call and the lengths [B] before it."""
@@ -74,45 +74,45 @@ class Contiguous:
 
 
 class RingBuffer(Contiguous):
-    """The latest tokens of a row: the one at position t is in slot t % size + 1."""
+    """The latest tokens of a row: the one at position t is in offset t % size + 1."""
 
     def narrow(self, rows: slice, max_len: int) -> Contiguous:
-        """Return a view of these rows; one of no more positions than slots needs no ring."""
+        """Return a view of these rows; one of no more positions than offsets needs no ring."""
         if max_len <= self.size:
             return super().narrow(rows, max_len)
         return RingBuffer(self.window, self.pool[:, :, rows])
 
-    def wrap(self, slots: Tensor) -> Tensor:
-        """Map the slots of an unbounded row, position + 1 or 0 for padding, to those here."""
-        return torch.where(slots > 0, (slots - 1) % self.size + 1, 0)
+    def wrap(self, offsets: Tensor) -> Tensor:
+        """Map the offsets of an unbounded row, position + 1 or 0 for padding, to those here."""
+        return torch.where(offsets > 0, (offsets - 1) % self.size + 1, 0)
 
     def key_layout(self, layout: Layout, lengths: Tensor) -> Layout:
-        """Return the layout of the keys: the latest token of each slot, those of the call included."""
-        slots = torch.arange(self.size, device=lengths.device)[None]
+        """Return the layout of the keys: the latest token of each offset, those of the call included."""
+        offsets = torch.arange(self.size, device=lengths.device)[None]
         length = layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
         last = (lengths + length)[:, None] - 1
-        positions = last - (last - slots) % self.size
+        positions = last - (last - offsets) % self.size
         return Layout(positions.clamp(min=0), positions >= 0)
 
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy a whole row: any slot may be in use."""
+        """Copy a whole row: any offset may be in use."""
         copy_row(self.pool, source, target, slice(None))
 
     def clear_row(self, row: int, start: int) -> None:
-        """Set a whole row to zero; not a part of it, as any slot may be in use."""
+        """Set a whole row to zero; not a part of it, as any offset may be in use."""
         if start == 0:
             super().clear_row(row, start)
 
 
-def copy_row(pool: Tensor, source: int, target: int, slots: slice) -> None:
-    """Copy slots of a row in all layers."""
+def copy_row(pool: Tensor, source: int, target: int, offsets: slice) -> None:
+    """Copy offsets of a row in all layers."""
     if pool.is_cuda:  # one index over a pool beyond 32-bit indexing would be many kernels
         layers = pool.flatten(0, 1)
-        torch._foreach_copy_(layers[:, target, :, slots].unbind(), layers[:, source, :, slots].unbind())
+        torch._foreach_copy_(layers[:, target, :, offsets].unbind(), layers[:, source, :, offsets].unbind())
     else:
-        pool[:, :, target, :, slots] = pool[:, :, source, :, slots]
+        pool[:, :, target, :, offsets] = pool[:, :, source, :, offsets]
 
 
-def write_slots(cached: Tensor, rows: Tensor, slots: Tensor, new: Tensor) -> None:
-    """Write keys or values [B, H_kv, S, d] of a layer to slots [B, S] of rows that broadcast to [B, S]."""
-    cached[rows, :, slots] = new.detach().transpose(1, 2).to(cached.dtype)
+def write_at(cached: Tensor, rows: Tensor, offsets: Tensor, new: Tensor) -> None:
+    """Write keys or values [B, H_kv, S, d] of a layer to offsets [B, S] of rows that broadcast to [B, S]."""
+    cached[rows, :, offsets] = new.detach().transpose(1, 2).to(cached.dtype)

@@ -16,7 +16,7 @@ class CacheView(ABC):
     """A KV cache in one forward pass: where its tokens are written, and which keys they attend to."""
 
     rows: Tensor | None  # broadcasts to [B, S]: the cache row that a token attends to; None: only to its own call
-    slots: Tensor  # broadcasts to [B, S]: the row of the whole cache that a token belongs to
+    cache_rows: Tensor  # broadcasts to [B, S]: the row of the whole cache that a token belongs to
     source: SourceCache | None  # of cross-attention
 
     @abstractmethod
@@ -24,8 +24,8 @@ class CacheView(ABC):
         """Return the position of the first token of each row, [B], or of each token, [B, S]; None: 0."""
 
     @abstractmethod
-    def slot_mapping(self, layout: Layout) -> dict[int, Tensor | int]:
-        """Return the slot of each token of a call, [B, S] or one for all, by a layer's window.
+    def write_offsets(self, layout: Layout) -> dict[int, Tensor | int]:
+        """Return the offset of each token of a call, [B, S] or one for all, by a layer's window.
 
         Raises if the call does not fit.
         """
@@ -35,28 +35,28 @@ class CacheView(ABC):
         """Return the layout of the keys of a layer with this window, those of the call included."""
 
     @abstractmethod
-    def update(self, layer: int, slot_mapping: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [B, H_kv, S, d] to their slots; return those to attend to."""
+    def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+        """Write keys and values [B, H_kv, S, d] to their offsets; return those to attend to."""
 
     @abstractmethod
     def advance(self, layout: Layout) -> None:
         """Add the real tokens of a call to the lengths, once every layer has written them."""
 
 
-def find_slots(layout: Layout, batch: int) -> Tensor:
-    """Return the slot of each token of a call in an unbounded row, [B, S]: position + 1, or 0 for padding."""
+def find_offsets(layout: Layout, batch: int) -> Tensor:
+    """Return the offset of each token of a call in an unbounded row, [B, S]: position + 1, or 0 for padding."""
     positions = layout.positions.expand(batch, layout.positions.shape[1])
     return positions + 1 if layout.real is None else torch.where(layout.real, positions + 1, 0)
 
 
-def check_slots(slots: Tensor, max_len: int) -> tuple[int, int] | None:
-    """Raise if a token does not fit; return the lowest and the highest slot, or None where they are not read.
+def check_offsets(offsets: Tensor, max_len: int) -> tuple[int, int] | None:
+    """Raise if a token does not fit; return the lowest and the highest offset, or None where they are not read.
 
     On a GPU that would synchronise; there and in compiled code, a token too many raises torch's own index error.
     """
-    if not slots.is_cpu or torch.compiler.is_compiling():
+    if not offsets.is_cpu or torch.compiler.is_compiling():
         return None
-    lowest, highest = (int(slot) for slot in slots.aminmax())
+    lowest, highest = (int(offset) for offset in offsets.aminmax())
     if highest > max_len:
         raise InputError(
             f"the cache has max_len = {max_len} tokens per row, but {highest} are needed; make a longer one."

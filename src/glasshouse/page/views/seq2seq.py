@@ -16,7 +16,7 @@ from glasshouse.generation.beam.hypothesis import Node
 from glasshouse.generation.request import Completion
 from glasshouse.models import Seq2Seq
 from glasshouse.page import serialization
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.trace import Trace, TraceCache
 from glasshouse.page.view import Endpoint, View
 
@@ -172,7 +172,7 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
         shown[name] = [start, start + WINDOW]
     requests = [("cross_attention", shown | part) for part in ({}, {"layer": layer}, {"layer": layer, "head": head})]
     if isinstance(s.head, spec.NextToken):
-        given = replace(forward_pass, prompt=Prompt(forward_pass.prompt.text))
+        given = replace(forward_pass, prompt=PagePrompt(forward_pass.prompt.text))
         chosen = {
             "beams": state.get("seq2seq_beams", 4),
             "length_penalty": state.get("seq2seq_length_penalty", 1),

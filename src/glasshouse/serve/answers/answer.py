@@ -15,12 +15,12 @@ from starlette.types import Receive, Scope, Send
 
 from glasshouse.config import JsonDict
 from glasshouse.generation.request import Request
-from glasshouse.page.serialization import to_json
 from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.runtime.exchange import DisconnectedError, Exchange, Piece
-from glasshouse.serve.schema.errors import ApiError, json_response
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import Values
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import json_response, to_json
 
 DONE = b"data: [DONE]\n\n"
 

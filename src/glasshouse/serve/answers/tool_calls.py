@@ -13,9 +13,9 @@ from typing import Any
 from glasshouse.config import JsonDict
 from glasshouse.generation.constraints.compiler import JSON_OPTIONS
 from glasshouse.serve.schema.errors import ApiError
-from glasshouse.serve.schema.fields import strict_loads
 from glasshouse.serve.schema.requests import MAX_GRAMMAR, Values, joined_text
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import strict_loads
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

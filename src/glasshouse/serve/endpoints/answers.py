@@ -17,10 +17,11 @@ from glasshouse.models import Seq2Seq
 from glasshouse.page.serialization import describe_tokens, encode_tensor
 from glasshouse.serve.answers.kept import KeptAnswer, KeptChoice
 from glasshouse.serve.api import KEY, Api
-from glasshouse.serve.schema.errors import ApiError, json_response
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import ANSWER_COMPARISON, Values
 from glasshouse.serve.served_model import ServedModel
 from glasshouse.text import Tokenizer
+from glasshouse.web import json_response
 
 SETTINGS = (
     "max_new_tokens",

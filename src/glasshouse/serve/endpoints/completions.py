@@ -24,7 +24,7 @@ DEFAULT_TOKENS = 16  # OpenAI's
 
 
 @dataclass
-class Prompt:
+class EchoedPrompt:
     """One prompt of a request, and its own log-probabilities where they are echoed."""
 
     text: str = ""
@@ -38,14 +38,14 @@ class CompletionAnswer(Answer):
 
     kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
 
-    def __init__(self, served: ServedModel, values: Values, prompts: list[Prompt]) -> None:
+    def __init__(self, served: ServedModel, values: Values, prompts: list[EchoedPrompt]) -> None:
         super().__init__(served, values, sum(len(prompt.ids) for prompt in prompts))
         self.prompts = prompts
         self._offsets = [TokenOffsets(served.tok) for _ in range(len(prompts) * values["n"])]
 
     def choice(self, index: int, piece: Piece, *, first: bool, chunk: bool) -> JsonDict:
         values, tok = self.values, self.served.tok
-        prompt = self.prompts[index // values["n"]] if first and values["echo"] else Prompt()
+        prompt = self.prompts[index // values["n"]] if first and values["echo"] else EchoedPrompt()
         logprobs = None
         if values["logprobs"] is not None:  # an end token has one as well: lm-eval counts on one per generated token
             told = piece.with_end_token()
@@ -92,11 +92,11 @@ def _read(api: Api, key: str, values: Values) -> tuple[CompletionAnswer, list[Re
         params = sampling_params(values, limit, values["logprobs"] or 0, api.candidates)
         requests += [engine.make_request(ids, sample, namespace=key) for sample in params.with_seeds(values["n"])]
         text = one if isinstance(one, str) else served.tok.decode(ids) if served.tok and values["echo"] else ""
-        prompts.append(Prompt(text, ids))
+        prompts.append(EchoedPrompt(text, ids))
     return CompletionAnswer(served, values, prompts), requests
 
 
-async def _score(api: Api, key: str, served: ServedModel, prompt: Prompt, top: int, end: float) -> None:
+async def _score(api: Api, key: str, served: ServedModel, prompt: EchoedPrompt, top: int, end: float) -> None:
     """Compute the log-probabilities of a prompt's own tokens; its first has none."""
     model = served.model
     assert isinstance(model, Decoder)

@@ -17,8 +17,9 @@ from glasshouse.models import Decoder, Encoder
 from glasshouse.models.prompt import check_ids
 from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.runtime.exchange import DisconnectedError
-from glasshouse.serve.schema.errors import ApiError, json_response
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import EMBEDDINGS, Values
+from glasshouse.web import json_response
 
 BATCH = 32  # texts per pass; requests that generate have a step between two passes
 

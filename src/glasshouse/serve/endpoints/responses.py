@@ -17,9 +17,10 @@ from glasshouse.serve.answers.answer import EventStream, collect, event, make_ex
 from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.endpoints.chat import chat_requests
 from glasshouse.serve.runtime.exchange import DisconnectedError, Exchange, Piece
-from glasshouse.serve.schema.errors import ApiError, json_response
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import RESPONSES, Values, message_texts
 from glasshouse.serve.served_model import ServedModel
+from glasshouse.web import json_response
 
 
 class ResponseAnswer:

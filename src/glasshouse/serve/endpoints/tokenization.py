@@ -9,9 +9,10 @@ from starlette.responses import Response
 
 from glasshouse.config import JsonDict
 from glasshouse.serve.api import Api
-from glasshouse.serve.schema.errors import ApiError, json_response
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import DETOKENIZE, TOKENIZE, Values, message_texts
 from glasshouse.text import Tokenizer
+from glasshouse.web import json_response
 
 
 async def tokenize(api: Api, http: HttpRequest) -> Response:

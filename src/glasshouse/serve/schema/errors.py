@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from starlette.responses import Response
 
 from glasshouse.config import JsonDict
-from glasshouse.page.serialization import to_json
+from glasshouse.web import json_response
 
 RETRY_AFTER = 1  # seconds, where nothing is known
 REQUEST_ID = ContextVar("request_id", default="")  # of the request that this task answers
@@ -43,11 +43,6 @@ class ApiError(Exception):
     def response(self) -> Response:
         """Return the error as an HTTP response."""
         return json_response(self.body(), self.status, self.headers)
-
-
-def json_response(answer: object, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a JSON response."""
-    return Response(to_json(answer), status, dict(headers or {}), media_type="application/json")
 
 
 def queue_full(waiting: int, seconds: int = RETRY_AFTER) -> ApiError:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import math
 import reprlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any
 
 from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.serve.schema.errors import ApiError
@@ -281,25 +280,3 @@ class Table(Field):
             "required": [name for name, kind in self.fields.items() if kind.required],
             "additionalProperties": False,
         }
-
-
-def strict_loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON value
-    """Parse JSON; raise ValueError also for NaN and Infinity, and for numbers that a float cannot hold.
-
-    >>> strict_loads('{"a": 1e999}')
-    Traceback (most recent call last):
-    ...
-    ValueError: 1e999 is beyond the range of a number
-    """
-    return json.loads(text, parse_constant=_refuse, parse_float=_finite)
-
-
-def _refuse(name: str) -> NoReturn:
-    raise ValueError(f"{name} is not a JSON value")
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if math.isinf(value):
-        raise ValueError(f"{text[:40]} is beyond the range of a number")
-    return value

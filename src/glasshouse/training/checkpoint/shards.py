@@ -18,7 +18,7 @@ from torch import Tensor
 from glasshouse import store
 from glasshouse.errors import StoreError
 from glasshouse.hub.run_checkpoints import size_and_hash
-from glasshouse.hub.tensor_shards import Chunk, SavedTensors
+from glasshouse.hub.tensor_shards import SavedTensors, TensorChunk
 from glasshouse.training.distributed.processes import Processes
 
 
@@ -36,11 +36,11 @@ def is_split(tensors: Iterable[Any]) -> bool:
     )
 
 
-def owned_chunks(tensors: Mapping[str, Any], *, is_main: bool) -> dict[str, Chunk]:
+def owned_chunks(tensors: Mapping[str, Any], *, is_main: bool) -> dict[str, TensorChunk]:
     """Copy to the CPU what this process saves: of replicas the first one's shards, and plain tensors if it is main.
 
     >>> owned_chunks({"a": torch.ones(2)}, is_main=True)
-    {'a': Chunk(tensor=tensor([1., 1.]), offsets=(0,), shape=(2,))}
+    {'a': TensorChunk(tensor=tensor([1., 1.]), offsets=(0,), shape=(2,))}
     >>> owned_chunks({"a": torch.ones(2)}, is_main=False)
     {}
     """
@@ -48,12 +48,12 @@ def owned_chunks(tensors: Mapping[str, Any], *, is_main: bool) -> dict[str, Chun
     for name, tensor in tensors.items():
         if not hasattr(tensor, "to_local"):
             if is_main:
-                found[name] = Chunk.of(tensor.detach().to("cpu", copy=True))
+                found[name] = TensorChunk.of(tensor.detach().to("cpu", copy=True))
             continue
         shard = tensor.detach().to_local()
         if _is_first_replica(tensor) and shard.numel() > 0:
             offsets, _ = _place(tensor)
-            found[name] = Chunk(shard.to("cpu", copy=True), offsets, tuple(tensor.shape))
+            found[name] = TensorChunk(shard.to("cpu", copy=True), offsets, tuple(tensor.shape))
     return found
 
 

@@ -38,7 +38,7 @@ from glasshouse.hub.run_checkpoints import (
     step_folder_name,
     with_checksum,
 )
-from glasshouse.hub.tensor_shards import Chunk, SavedTensors, read_shards, shard_name, shard_names, write_shard
+from glasshouse.hub.tensor_shards import SavedTensors, TensorChunk, read_shards, shard_name, shard_names, write_shard
 from glasshouse.training.checkpoint.shards import Files, together, write_folder
 from glasshouse.training.distributed.processes import Processes
 
@@ -55,7 +55,9 @@ class CheckpointData:
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    shard: Mapping[str, Chunk] | None = None  # what this process writes instead, if tensors are split over processes
+    shard: Mapping[str, TensorChunk] | None = (
+        None  # what this process writes instead, if tensors are split over processes
+    )
 
     @property
     def saved(self) -> SavedTensors:

@@ -16,7 +16,7 @@ from glasshouse.layers.residual import PostNorm, SandwichNorm
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 from glasshouse.page import serialization
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
 from glasshouse.page.trace import Trace, TraceCache
 from glasshouse.text import Tokenizer
@@ -228,7 +228,7 @@ def elsewhere(scene: Scene, name: str, why: str) -> tuple[Scene, JsonDict]:
     """Return the scene of a bundled model on its own prompt, and the sentence that says so."""
     traces = _bundled_traces(name)
     model = bundled(name).model
-    trace = traces.trace(ForwardPass(Prompt(pretrained.PROMPTS[name])))
+    trace = traces.trace(ForwardPass(PagePrompt(pretrained.PROMPTS[name])))
     layer, head = min(scene.layer, model.spec.n_layers - 1), min(scene.head, model.spec.n_heads - 1)
     moved = Scene(trace, layer, head, min(scene.position, len(trace.ids) - 1), scene.value)
     return moved, sentence(f"{why}; this shows {name}, which comes with the package, on its own text.")
@@ -249,7 +249,7 @@ def encoder_of(scene: Scene) -> tuple[Model, Stack, str, Tensor, Tokenizer | Non
     if isinstance(scene.model, Seq2Seq):
         return scene.model, scene.model.encoder, "encoder.", scene.trace.inputs[0], scene.trace.tok, []
     loaded = bundled("dates-1m")
-    (source, _) = loaded.inputs(Prompt(pretrained.PROMPTS["dates-1m"]))
+    (source, _) = loaded.inputs(PagePrompt(pretrained.PROMPTS["dates-1m"]))
     assert isinstance(loaded.model, Seq2Seq)
     why = sentence("The open model has no encoder; this shows that of dates-1m, which comes with the package.")
     return loaded.model, loaded.model.encoder, "encoder.", source, loaded.tok, [why]

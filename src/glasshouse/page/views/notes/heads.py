@@ -15,7 +15,7 @@ from glasshouse.inspection import edit, record
 from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.models import Model, Seq2Seq
-from glasshouse.page.forward_pass import Prompt
+from glasshouse.page.forward_pass import PagePrompt
 from glasshouse.page.views.attention.head_scoring import Scores, scores
 from glasshouse.page.views.notes.figure import (
     LIMIT,
@@ -100,7 +100,7 @@ def cross_attention(scene: Scene) -> list[JsonDict]:
         loaded = bundled("dates-1m")
         model, tok, layer, head = loaded.model, loaded.tok, min(layer, 1), min(head, 3)
         assert isinstance(model, Seq2Seq)
-        inputs = _written(model, loaded.inputs(Prompt(pretrained.PROMPTS["dates-1m"])))
+        inputs = _written(model, loaded.inputs(PagePrompt(pretrained.PROMPTS["dates-1m"])))
         why = [sentence("The open model has no encoder; this shows dates-1m, which comes with the package.")]
     names = [f"decoder.cross_{one}.{layer}" for one in ("pattern", "q", "k")]
     with eval_mode(model), record(model, *names) as seen:

@@ -15,7 +15,7 @@ from glasshouse import notes
 from glasshouse.config import JsonDict, Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.inspection.forward_pass import eval_mode
-from glasshouse.page.forward_pass import ForwardPass, Prompt
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View
 from glasshouse.page.views.notes import (
@@ -173,7 +173,7 @@ def note_figure(traces: TraceCache, params: NoteFigure) -> JsonDict:
 
 def _any_pass(traces: TraceCache) -> ForwardPass:
     """Return a forward pass for figures that read none; it is never run."""
-    return ForwardPass(Prompt(traces.loader.example()))
+    return ForwardPass(PagePrompt(traces.loader.example()))
 
 
 def figure_request(number: str, forward_pass: ForwardPass, state: JsonDict) -> tuple[str, JsonDict]:
