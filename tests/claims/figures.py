@@ -147,9 +147,8 @@ def opened(name: str) -> Opened:
         case "python-3m":
             return Opened(_traces(name), PagePrompt(PYTHON), layer=2, head=4, position=19)
         case "dates-1m":
-            return Opened(
-                _traces(name), PagePrompt(pretrained.PROMPTS[name], "2033-03-2"), layer=1, head=2, position=3
-            )
+            prompt = PagePrompt(pretrained.PROMPTS[name], "2033-03-2")
+            return Opened(_traces(name), prompt, layer=1, head=2, position=3)
         case "gpt2":  # learned positions, layer norm, biases and GELU, and heads in groups of three
             model = tiny("decoder", n_kv_heads=2)
             return Opened(_in_memory(model), PagePrompt(IDS), layer=1, head=4, position=21)

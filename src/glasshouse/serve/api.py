@@ -20,10 +20,10 @@ from glasshouse.serve.runtime.grammars import Asked, Grammars, asked_grammar
 from glasshouse.serve.runtime.preparation import Preparation
 from glasshouse.serve.runtime.runner import Runner
 from glasshouse.serve.schema.errors import ApiError
-from glasshouse.serve.schema.fields import Table, strict_loads
+from glasshouse.serve.schema.fields import Table
 from glasshouse.serve.schema.requests import Values
 from glasshouse.serve.served_model import ServedModel
-from glasshouse.web import Log
+from glasshouse.web import Log, strict_loads
 from glasshouse.web import read_body as read_at_most
 
 T = TypeVar("T")

@@ -55,9 +55,7 @@ class CheckpointData:
 
     tensors: Mapping[str, Tensor] = field(default_factory=dict)
     metadata: dict[str, Any] = field(default_factory=dict)
-    shard: Mapping[str, TensorChunk] | None = (
-        None  # what this process writes instead, if tensors are split over processes
-    )
+    shard: Mapping[str, TensorChunk] | None = None  # what this process writes instead, if tensors are sharded
 
     @property
     def saved(self) -> SavedTensors:
