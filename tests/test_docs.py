@@ -134,10 +134,10 @@ TERMS = [
     ("logit attribution", "docs/inspection.md"),
     ("induction", "docs/inspection.md"),
     ("residual stream", "docs/look.md"),
-    ("prefix caching", "docs/decisions.md"),
+    ("prefix caching", "docs/decisions/generation.md"),
     ("chunked prefill", "docs/performance.md"),
     ("quantiz", "docs/performance.md"),
-    ("Muon", "docs/decisions.md"),
+    ("Muon", "docs/decisions/layers.md"),
     ("grouped-query", "docs/claims.md"),
     ("attention sink", "docs/claims.md"),
 ]
