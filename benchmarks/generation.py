@@ -542,6 +542,7 @@ def calls(rounds: int) -> None:
             rates = cell(found.whole, 0), cell(found.decode, 0), cell(shares, 2), cell(used, 2)
             line(f"batch {rows}, {name}", *rates, f"{warm_up:.1f}")
             if name == "default":
+                ours = statistics.median(found.whole)
                 record(f"generation.gpu_{rows}", found.decode, 0, "tokens/s")
                 record(f"generation.gpu_{rows}_call", found.whole, 0, "tokens/s")
                 record(f"generation.gpu_{rows}_share", shares, 0, "%")
@@ -553,6 +554,7 @@ def calls(rounds: int) -> None:
             rates_of_hf = static_cache_rates(theirs, rows, length, rounds)
             line(f"batch {rows}, HF, static cache", cell(rates_of_hf, 0))
             record(f"generation.gpu_{rows}_hf", rates_of_hf, 0, "tokens/s")
+            record(f"generation.gpu_{rows}_ratio", ours / statistics.median(rates_of_hf), 2)
 
 
 def static_cache_rates(model: nn.Module, rows: int, length: int, rounds: int) -> list[float]:

@@ -113,6 +113,19 @@ def test_every_section_of_the_lab_notes_says_which_command_and_which_day(page: P
         )
 
 
+def test_every_decision_has_its_date_context_and_consequence() -> None:
+    pages = sorted((DOCS / "decisions").glob("*.md"))
+    assert len(pages) > 10
+    for page in pages:
+        _, *decisions = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert decisions
+        for decision in decisions:
+            title, _, rest = decision.partition("\n")
+            assert re.match(r"\n\*20\d\d-\d\d-\d\d", rest), f"{page.name}, {title!r}: no date"
+            parts = re.findall(r"^\*\*(\w+)\.\*\*", rest, re.MULTILINE)
+            assert parts == ["Context", "Decision", "Consequence"], f"{page.name}, {title!r}: {parts}"
+
+
 # Terms
 
 TERMS = [
