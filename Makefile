@@ -81,6 +81,7 @@ docs: $(VENV)/.ready  ## build this documentation as a site in build/site, which
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[docs]'
 	$(BIN)/python docs/generate_reference.py
 	$(BIN)/python docs/generate_notes.py
+	$(BIN)/python docs/generate_figures.py
 	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 	@! grep -rnoE '<(script|link|img|iframe|source)[^>]* (src|href)="?(https?:)?//[^">]*' build/site --include='*.html' || { echo 'these files would be fetched from elsewhere'; exit 1; }
 	@echo 'Open build/site/index.html'

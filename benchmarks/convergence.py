@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import add_save, record, save
 
 import glasshouse as gh
 from glasshouse.training import Result
@@ -59,6 +60,15 @@ def run(name: str, settings: Settings, out: Path) -> tuple[Result, float]:
 
 def show(name: str, **metrics: object) -> None:
     print(f"{name}: {', '.join(f'{key} {value}' for key, value in metrics.items())}", flush=True)
+
+
+MEASURED: dict[str, list[float]] = {}  # what each seed gave, by the name of the figure
+
+
+def keep(figure: str, value: float, digits: int, unit: str = "") -> None:
+    """Record a figure over the seeds so far."""
+    MEASURED.setdefault(figure, []).append(value)
+    record(f"convergence.{figure}", MEASURED[figure], digits, unit)
 
 
 def parameters(model: torch.nn.Module) -> int:
@@ -107,13 +117,17 @@ def shakespeare(data: Path, out: Path, seed: int) -> None:
     """Train in the precision that the device trains in by default."""
     loss, seconds = train_shakespeare(data, out, seed)
     show("shakespeare", loss=f"{loss:.4f}", steps=5000, seconds=f"{seconds:.0f}")
+    keep("shakespeare", loss, 4, "nats")
+    keep("shakespeare_seconds", seconds, 0, "s")
 
 
 def shakespeare_precision(data: Path, out: Path, seed: int) -> None:
     """Train in float32, bfloat16 and fp8, which needs a GPU that has it."""
     exact, _ = train_shakespeare(data, out, seed, "float32")
+    keep("shakespeare_float32", exact, 4, "nats")
     for precision in ("bfloat16", "fp8"):
         loss, _ = train_shakespeare(data, out, seed, precision)
+        keep(f"shakespeare_{precision}", loss, 4, "nats")
         show(
             f"shakespeare in {precision}", loss=f"{loss:.4f}", float32=f"{exact:.4f}", more=f"{loss / exact - 1:+.2%}"
         )
@@ -144,6 +158,8 @@ def shakespeare_best(data: Path, out: Path, seed: int) -> None:
     }
     result, seconds = run(f"shakespeare-best-{seed}", settings, out)
     show("shakespeare-best", loss=f"{result.report.metrics['loss']:.4f}", steps=2500, seconds=f"{seconds:.0f}")
+    keep("shakespeare-best", result.report.metrics["loss"], 4, "nats")
+    keep("shakespeare-best_seconds", seconds, 0, "s")
 
 
 # German to English
@@ -190,15 +206,21 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
     predictions = [
         completion.text for completion in gh.generate(result.model, tok, sources, max_new_tokens=80, beams=5)
     ]
+    generation = time.perf_counter() - start
+    bleu, chrf = (score(predictions, references).value for score in (gh.evaluation.bleu, gh.evaluation.chrf))
     show(
         "multi30k",
-        bleu=f"{gh.evaluation.bleu(predictions, references).value:.2f}",
-        chrf=f"{gh.evaluation.chrf(predictions, references).value:.2f}",
+        bleu=f"{bleu:.2f}",
+        chrf=f"{chrf:.2f}",
         parameters=f"{parameters(result.model):,}",
         training=f"{seconds:.0f} s",
-        generation=f"{time.perf_counter() - start:.0f} s",
+        generation=f"{generation:.0f} s",
         steps=2200,
     )
+    keep("multi30k_bleu", bleu, 1, "BLEU")
+    keep("multi30k_chrf", chrf, 1, "chrF")
+    keep("multi30k_seconds", seconds, 0, "s")
+    keep("multi30k_generation", generation, 0, "s")
 
 
 # Built-in datasets
@@ -209,6 +231,8 @@ def dates(data: Path, out: Path, seed: int) -> None:
     result, seconds = run(f"dates-{seed}", gh.Run.load("dates", f"train.seed={seed}").to_dict(), out)
     found = gh.evaluate(result.model, result.datasets.tok, "dates", split="test", generate=2000)
     show("dates", exact_match=f"{found.metrics['exact_match']:.4f}", seconds=f"{seconds:.0f}")
+    keep("dates", found.metrics["exact_match"], 2, "%")
+    keep("dates_seconds", seconds, 0, "s")
 
 
 def langid(data: Path, out: Path, seed: int) -> None:
@@ -217,14 +241,19 @@ def langid(data: Path, out: Path, seed: int) -> None:
 
     result, seconds = run(f"langid-{seed}", gh.Run.load("langid", f"train.seed={seed}").to_dict(), out)
     found = gh.evaluate(result.model, result.datasets.tok, "langid", split="test")
+    one_name = bayes_accuracy("test")
     show(
         "langid",
         accuracy=f"{found.metrics['accuracy']:.4f}",
         f1=f"{found.metrics['f1']:.4f}",
         languages=len(LANGUAGES),
-        bayes_accuracy_of_one_name=f"{bayes_accuracy('test'):.4f}",
+        bayes_accuracy_of_one_name=f"{one_name:.4f}",
         seconds=f"{seconds:.0f}",
     )
+    keep("langid", found.metrics["accuracy"], 2, "%")
+    keep("langid_f1", found.metrics["f1"], 3)
+    keep("langid_seconds", seconds, 0, "s")
+    keep("langid_one_name", one_name, 1, "%")
 
 
 PARTS: dict[str, Callable[[Path, Path, int], None]] = {
@@ -249,12 +278,14 @@ def main() -> None:
         "--out", type=Path, default=Path("runs/learning"), help="folder of the runs (default runs/learning)"
     )
     parser.add_argument("--seeds", type=int, default=1, help="runs per part, with seeds from 0 (default 1)")
+    add_save(parser)
     args = parser.parse_args()
     device = gh.device.fastest()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name() if device.type == 'cuda' else device}")
     for part in args.parts:
         for seed in range(args.seeds):
             PARTS[part](args.data, args.out, seed)
+    save(args.save, device)
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from figures import add_save, record, save
 from torch import Tensor, nn
 
 import glasshouse as gh
@@ -63,9 +64,13 @@ def line(name: object, *cells: str) -> None:
     print(f"{name!s:28}" + "".join(f"{one:>22}" for one in cells))
 
 
+def ratios(slower: Sequence[float], faster: Sequence[float]) -> list[float]:
+    return [a / b for a, b in zip(slower, faster, strict=True)]
+
+
 def ratio(slower: Sequence[float], faster: Sequence[float]) -> str:
     """Format the median and the range of the speed-up."""
-    times = [a / b for a, b in zip(slower, faster, strict=True)]
+    times = ratios(slower, faster)
     return f"{statistics.median(times):.2f} [{min(times):.2f} - {max(times):.2f}]"
 
 
@@ -238,6 +243,11 @@ def decode(rounds: int, quantized: bool) -> None:
             speedup = ratio(best.seconds, result.seconds)
             same = "" if name == "our matmuls alone" else result.agreement(best)
             line(f"batch {rows}, {name}", cell(result.rates()), speedup, share, same)
+            if suffix := {"ours, int8": "_int8", "ours, int4": "_int4", "our matmuls alone": "_matmuls"}.get(name):
+                record(f"generation.cpu_{rows}{suffix}", result.rates(), 0, "tokens/s")
+        record(f"generation.cpu_{rows}", results["ours"].rates(), 0, "tokens/s")
+        record(f"generation.cpu_{rows}_hf", best.rates(), 0, "tokens/s")
+        record(f"generation.cpu_{rows}_ratio", ratios(best.seconds, results["ours"].seconds), 2)
 
 
 def loss() -> None:
@@ -253,6 +263,7 @@ def loss() -> None:
     print(f"\npython-3m, {n_bytes:,} held-out bytes in {len(targets):,} tokens")
     line("", "bits per byte", "KL divergence, bits", "same argmax")
     full: Tensor | None = None
+    bits_of = {}
     with torch.inference_mode():
         for weights in ("own", "int8", "int4"):
             prepared = prepare_for_inference(model, weights, 8)
@@ -261,7 +272,11 @@ def loss() -> None:
             bits = float(nn.functional.nll_loss(found, targets, reduction="sum")) / math.log(2) / n_bytes
             kl_divergence = float((full.exp() * (full - found)).sum(-1).mean()) / math.log(2)
             same = float((full.argmax(-1) == found.argmax(-1)).float().mean())
-            line("float32" if weights == "own" else weights, f"{bits:.5f}", f"{kl_divergence:.1e}", f"{same:.2%}")
+            name = "float32" if weights == "own" else weights
+            line(name, f"{bits:.5f}", f"{kl_divergence:.1e}", f"{same:.2%}")
+            bits_of[name] = bits
+            record(f"generation.loss_{name}", bits, 5, "bits per byte")
+    record("generation.loss_int4_more", bits_of["int4"] / bits_of["float32"] - 1, 1, "%")
 
 
 def beam(rounds: int) -> None:
@@ -284,6 +299,7 @@ def beam(rounds: int) -> None:
     for name, result in results.items():
         speedup = ratio(results["HF"].seconds, result.seconds)
         line(name, cell(result.rates()), speedup, result.agreement(results["HF"]))
+    record("generation.beam_ratio", ratios(results["HF"].seconds, results["ours"].seconds), 2)
 
 
 class CountingSpeculator:
@@ -342,6 +358,8 @@ def speculation(rounds: int) -> None:
             generated = WARM_UP + NEW * rounds  # each pass gives one token plus the accepted drafts
             accepted = f"{generated - one.passes:,} of {one.drafted:,}"
         line(name, cell(result.rates()), speedup, accepted, result.agreement(results["plain"]))
+    lookup = results["prompt lookup, 8 drafts"]
+    record("generation.lookup_ratio", ratios(results["plain"].seconds, lookup.seconds), 2)
 
 
 def gqa(rounds: int) -> None:
@@ -452,6 +470,7 @@ def steady(rounds: int) -> None:
         steps = [rows / rate for rate in rates]
         shares = cell([bound / step for step in steps], 2)
         line(f"batch {rows}", cell(rates, 0), cell([1e3 * step for step in steps], 3), shares)
+        record(f"generation.steady_{rows}", rates, 0, "tokens/s")
 
 
 @dataclass
@@ -522,9 +541,20 @@ def calls(rounds: int) -> None:
             used = [bound * rate / rows for rate in found.decode]
             rates = cell(found.whole, 0), cell(found.decode, 0), cell(shares, 2), cell(used, 2)
             line(f"batch {rows}, {name}", *rates, f"{warm_up:.1f}")
+            if name == "default":
+                ours = statistics.median(found.whole)
+                record(f"generation.gpu_{rows}", found.decode, 0, "tokens/s")
+                record(f"generation.gpu_{rows}_call", found.whole, 0, "tokens/s")
+                record(f"generation.gpu_{rows}_share", shares, 0, "%")
+                record(f"generation.gpu_{rows}_mbu", used, 0, "%")
+            if name == "batch_invariant":
+                record(f"generation.gpu_{rows}_invariant", found.whole, 0, "tokens/s")
             del engine
         if theirs is not None:
-            line(f"batch {rows}, HF, static cache", cell(static_cache_rates(theirs, rows, length, rounds), 0))
+            rates_of_hf = static_cache_rates(theirs, rows, length, rounds)
+            line(f"batch {rows}, HF, static cache", cell(rates_of_hf, 0))
+            record(f"generation.gpu_{rows}_hf", rates_of_hf, 0, "tokens/s")
+            record(f"generation.gpu_{rows}_ratio", ours / statistics.median(rates_of_hf), 2)
 
 
 def static_cache_rates(model: nn.Module, rows: int, length: int, rounds: int) -> list[float]:
@@ -571,6 +601,8 @@ def load(rounds: int, requests: int) -> None:
     print(
         f"middle 80% of {end - begin:.1f} s: {rate:,.0f} tokens/s, {rate / alone:.2f} of steady state ({alone:,.0f})"
     )
+    record("generation.load", rate, 0, "tokens/s")
+    record("generation.load_share", rate / alone, 0, "%")
 
 
 def prefill(rounds: int) -> None:
@@ -593,6 +625,8 @@ def prefill(rounds: int) -> None:
     print(f"\ntime to first token (TTFT), prompt of {length:,}, the first decode step included")
     took = cell([1e3 * one for one in times[2:]], 2)
     print(f"{took} ms, MFU {cell(shares, 2)} of the measured matmul peak, {peak / 1e12:,.0f} TFLOP/s")
+    record("generation.ttft", [1e3 * one for one in times[2:]], 1, "ms")
+    record("generation.ttft_mfu", shares, 0, "%")
 
 
 def main() -> None:
@@ -606,6 +640,7 @@ def main() -> None:
     parser.add_argument(
         "--requests", type=int, default=2048, help="requests of the load benchmark (cuda, default 2048)"
     )
+    add_save(parser)
     args = parser.parse_args()
     parts: dict[str, Callable[[], None]] = {
         "decode": lambda: decode(args.rounds, args.quantized),
@@ -630,6 +665,7 @@ def main() -> None:
     for name in args.parts or parts:
         parts[name]()
         sys.stdout.flush()
+    save(args.save, args.device)
 
 
 if __name__ == "__main__":

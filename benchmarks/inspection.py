@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import torch
+from figures import add_save, record, save
 from torch import Tensor
 from train_loop import WARMUP_STEPS, StepTimer
-from train_step import ratio
+from train_step import ratio, ratios
 
 import glasshouse as gh
 from glasshouse.objectives import make_dataset
@@ -191,6 +192,11 @@ def maps(rounds: int, threads: int) -> None:
         speedup = "" if one is base else f"; ours {ratio(one.times, base.times)} times as fast"
         memory = "" if one is base else f", with {base.above / one.above:.2f} of the memory"
         print(f"  {name}: {metrics}{speedup}{memory}")
+    record("inspection.maps", base.times, 2, "s")
+    lens = workers["TransformerLens, run_with_cache"]
+    record("inspection.maps_lens", lens.times, 2, "s")
+    record("inspection.maps_ratio", ratios(lens.times, base.times), 2)
+    record("inspection.maps_memory_ratio", base.above / lens.above, 2)
 
 
 def long(rounds: int, threads: int) -> None:
@@ -200,6 +206,8 @@ def long(rounds: int, threads: int) -> None:
     print(f"  fused pass up to the layer: {statistics.median(fused.times):.1f} s, {fused.peak / 2**30:.2f} GiB peak")
     print(f"  with the map: {statistics.median(whole.times):.1f} s, {whole.peak / 2**30:.2f} GiB peak")
     print(f"  {ratio(whole.times, fused.times)} of the fused pass")
+    record("inspection.long", ratios(whole.times, fused.times), 3)
+    record("inspection.long_memory", whole.peak / 2**30, 2, "GiB")
 
 
 def off(rounds: int, threads: int) -> None:
@@ -217,6 +225,7 @@ def off(rounds: int, threads: int) -> None:
             times[one].append(time.perf_counter() - start)
     print(f"step time of a model recorded and edited before, relative to one that never was, {40 * rounds} rounds")
     print(f"  {ratio(times[1], times[0])}")
+    record("inspection.off", ratios(times[1], times[0]), 3)
 
 
 def probes(rounds: int, threads: int) -> None:
@@ -241,6 +250,7 @@ def probes(rounds: int, threads: int) -> None:
     taken, step = (time.perf_counter() - start) / rounds, statistics.median(times[False])
     print(f"step time with probes relative to without, a checkpoint every {SAVE_EVERY} steps, {rounds} rounds")
     print(f"  {ratio(times[True], times[False])}")
+    record("inspection.probes", ratios(times[True], times[False]), 3)
     print(f"  probes take {taken:.3f} s, a step without {step:.3f} s")
 
 
@@ -269,6 +279,7 @@ def main() -> None:
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=list(PARTS), help="(default: all)")
     parser.add_argument("--threads", type=int, default=2, help="torch threads (default 2)")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
+    add_save(parser)
     args = parser.parse_args()
     if args.worker is not None:
         work(args.worker, args.threads)
@@ -276,6 +287,7 @@ def main() -> None:
     print(f"torch {torch.__version__}, {args.threads} threads")
     for part in args.parts:
         PARTS[part](args.rounds, args.threads)
+    save(args.save)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import threading
 import time
 from pathlib import Path
 
+from figures import add_save, record, save
+
 REPEATS = 7
 MODELS = ("gpt2", "llama")
 DTYPES = ("float32", "bfloat16")
@@ -119,6 +121,7 @@ def main() -> None:
     parser.add_argument(
         "--repeats", type=int, default=REPEATS, help=f"processes per model and library (default {REPEATS})"
     )
+    add_save(parser)
     options = parser.parse_args()
     if options.measure:
         measure(*options.measure)
@@ -143,6 +146,11 @@ def main() -> None:
                     ours, theirs = ([r[key] for r in found[library]] for library in ("ours", "transformers"))
                     ratio = statistics.median(ours) / statistics.median(theirs)
                     print(f"{name:7}{dtype:10}{size:6.0f}   {label:26}{cell(ours):>16}{cell(theirs):>18}{ratio:8.2f}")
+                    if key == "load":
+                        record(f"model_loading.{name}_{dtype}", ours, 2, "s")
+                        record(f"model_loading.{name}_{dtype}_hf", theirs, 2, "s")
+                        record(f"model_loading.{name}_{dtype}_ratio", ratio, 2)
+    save(options.save)
 
 
 def cell(values: list[float]) -> str:

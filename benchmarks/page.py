@@ -33,6 +33,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
+from figures import add_save, record, save
 from playwright.sync_api import Browser, Page, sync_playwright
 
 import glasshouse as gh
@@ -181,8 +182,11 @@ class Bench:
         print(f"one forward pass, {LENGTH} tokens      {summary(one)}")
         print(f"first paint                        {summary(shell)}")
         print(f"tokens                             {summary(tokens)}    target: 1,000 ms")
+        record("page.shell", shell, 0, "ms")
+        record("page.tokens", tokens, 0, "ms")
         ratio = statistics.median(first) / statistics.median(one)
         print(f"first numbers of a new text        {summary(first)}    {ratio:.2f} forward passes, target: 1.3")
+        record("page.first", ratio, 2)
 
     def head(self) -> None:
         page = self.page(text=text_of(self.tok, LENGTH), view="attention")
@@ -190,6 +194,7 @@ class Bench:
         layers = [page.evaluate(UNTIL_DRAWN, {"key": "]"}) for _ in range(self.rounds)]
         tiles = page.evaluate(TILES)
         print(f"another head                       {summary(times)}    target: 100 ms")
+        record("page.head", times, 0, "ms")
         print(f"  of which one tile of its map     {summary(tiles)}    from request to last byte")
         print(f"another layer                      {summary(layers)}")
         page.context.close()
@@ -233,6 +238,7 @@ class Bench:
         late = ordered[int(0.95 * len(ordered))]
         share = sum(one < 34 for one in frames) / len(frames)
         print(f"a frame while scrolling {self.long} tokens {summary(frames)}    95% below {late:.1f} ms")
+        record("page.frame", frames, 0, "ms")
         print(
             f"frames under 34 ms                 {share:8.1%}    {len(tiles)} tiles fetched in {self.rounds} rounds"
         )
@@ -249,6 +255,7 @@ class Bench:
                 first.append(page.evaluate("performance.now()"))
                 page.context.close()
         print(f"first card of the notes, python-3m {summary(first)}    target: 1,000 ms")
+        record("page.notes", first, 0, "ms")
         one = self.forward(len(self.tok.encode(NOTES_TEXT)))
         page = self.page(text=NOTES_TEXT, view="notes")
         page.evaluate(UNTIL_DRAWN, {"hash": "notes/V3"})
@@ -271,6 +278,7 @@ def main() -> None:
     parser.add_argument("--long", type=int, default=4096, help="tokens of the scrolled map")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
+    add_save(parser)
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     with tempfile.TemporaryDirectory() as directory, sync_playwright() as playwright:
@@ -284,6 +292,7 @@ def main() -> None:
             for part in arguments.parts:
                 getattr(bench, part)()
         browser.close()
+    save(arguments.save)
 
 
 if __name__ == "__main__":

@@ -15,6 +15,7 @@ import statistics
 import time
 
 import torch
+from figures import add_save, record, save
 
 import glasshouse as gh
 from glasshouse import device as machine
@@ -66,6 +67,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32, help="sequences of 1,024 tokens per step")
     parser.add_argument("--grad-accum", type=int, default=2)
     parser.add_argument("--kinds", nargs="+", default=["shard", "replicate"])
+    add_save(parser)
     chosen = parser.parse_args()
     os.environ |= {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29533"}
     with join_processes(Parallel(kind="shard"), machine.fastest()) as (processes, device):
@@ -84,6 +86,9 @@ def main() -> None:
             ratios = [one / plain for one, plain in zip(measured, times["plain"], strict=True)]
             middle, spread = statistics.median(ratios), (max(ratios) - min(ratios)) / 2
             print(f"{kind:10} {statistics.median(measured):8.3f} s per step   {middle:.3f} ± {spread:.3f} of plain")
+            if kind != "plain":
+                record(f"parallel_overhead.{kind}", ratios, 3)
+        save(chosen.save, device)
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import add_save, record, save
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
@@ -226,12 +227,33 @@ def compare(systems: dict[str, Any], args: argparse.Namespace, draw: Any) -> Non
             health = max(one.get("health_p99", 0.0) for one in results) * 1e3
             columns = f"{latency:>12.2f}{health:>17.1f}" if latency else ""
             print(f"{clients:>3} clients, {name:22}{shown:>20}{columns}", flush=True)
+        if not args.look:
+            keep(found, clients, args)
         if args.look:
             for field, what in (("seconds", "throughput"), ("cpu", "tokens per second of processor time")):
                 off, on = ([one["tokens"] / one[field] for one in found[name]] for name in (OFF, ON))
                 shares = [with_look / without for with_look, without in zip(on, off, strict=True)]
                 each = ", ".join(f"{share:.3f}" for share in shares)
                 print(f"{clients:>3} clients, --look has {statistics.median(shares):.1%} of the {what} ({each})")
+                if field == "cpu":
+                    record(f"serve.look_{clients}", shares, 1, "%")
+
+
+def keep(found: dict[str, list[dict[str, float]]], clients: int, args: argparse.Namespace) -> None:
+    """Record the rates of the systems, and ours relative to transformers."""
+    where = "gpu" if args.device == "cuda" else f"cpu_{clients}"
+    batching = "_batching" if args.batching else ""
+    rates = {name: [one["tokens"] / one["seconds"] for one in results] for name, results in found.items()}
+    ours, theirs = rates["glasshouse serve"], rates.get("transformers serve")
+    record(f"serve.{where}{batching}", ours, 0, "tokens/s")
+    record(f"serve.{where}_engine{batching}", rates["engine without HTTP"], 0, "tokens/s")
+    health = [one["health_p99"] for one in found["glasshouse serve"]]
+    record(f"serve.{where}_health{batching}", [1e3 * one for one in health], 0, "ms")
+    if theirs is not None:
+        record(f"serve.{where}_hf{batching}", theirs, 0, "tokens/s")
+        record(f"serve.{where}_ratio{batching}", [a / b for a, b in zip(ours, theirs, strict=True)], 1)
+        health = [one["health_p99"] for one in found["transformers serve"]]
+        record(f"serve.{where}_hf_health{batching}", [1e3 * one for one in health], 0, "ms")
 
 
 def look_systems(model: Any, tok: gh.Tokenizer | None, args: argparse.Namespace, size: int) -> dict[str, Any]:  # noqa: ANN401
@@ -296,6 +318,7 @@ def main() -> None:
     parser.add_argument("--look", action="store_true", help="compare serve --look with serve instead")
     parser.add_argument("--systems", nargs="*", default=["transformers"], help="further systems: transformers")
     parser.add_argument("--batching", action="store_true", help="transformers with --continuous-batching")
+    add_save(parser)
     args = parser.parse_args()
     on_cuda = args.device == "cuda"
     args.slots = args.slots or (64 if on_cuda else 32)
@@ -304,6 +327,7 @@ def main() -> None:
     args.prompt = args.prompt or (128 if on_cuda else 16)
     args.new = args.new or (256 if on_cuda else 64)
     (on_gpu if on_cuda else on_cpu)(args)
+    save(args.save, args.device)
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import add_save, record, save
 
 import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
@@ -76,6 +77,7 @@ def main() -> None:
     parser.add_argument("--slots", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--rounds", type=int, default=3)
+    add_save(parser)
     args = parser.parse_args()
     tok = gh.Tokenizer.train(texts=[Path(os.__file__).read_text(encoding="utf-8")], vocab_size=1024)
     model = gh.build(gh.preset(args.preset, vocab_size=len(tok), max_len=128, end_ids=())).eval()
@@ -94,6 +96,8 @@ def main() -> None:
             print(f"{count:>6} clients{found['rate']:>12,.0f}{found['refused']:>10,}{times}", flush=True)
         kept.append(rates[1] / rates[0])
     print(f"accepted requests keep {statistics.median(kept):.1%} of the rate of a full queue")
+    record("serve_overload.kept", kept, 1, "%")
+    save(args.save)
     server.close()
 
 

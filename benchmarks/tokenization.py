@@ -19,6 +19,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from figures import add_save, record, save
+
 VOCAB_SIZE = 32_768
 SIZES = (4, 40, 80, 160)  # megabytes
 SMALL, SIZE = 4, 80
@@ -203,8 +205,9 @@ def cell(values: list[float], digits: int = 2) -> str:
 
 
 def compare(
-    label: str, tasks: dict[str, Callable[[], Metrics]], repeats: int, size: int = SIZE
+    label: str, figure: str, tasks: dict[str, Callable[[], Metrics]], repeats: int, size: int = SIZE
 ) -> dict[str, list[Metrics]]:
+    """Run the tasks in turn, print their times, and record ours and the ratio of each peer's to it."""
     found: dict[str, list[Metrics]] = {name: [] for name in tasks}
     for _ in range(repeats):
         for name, task in tasks.items():
@@ -216,6 +219,11 @@ def compare(
         memory = max(one["memory"] for one in results)
         print(f"{label:24}{name:12}{cell(seconds):>16} s{size / statistics.median(seconds):9.1f} MB/s", end="")
         print(f"{memory:9.0f} MB" + (f"   ours {ratio:.2f}x as fast" if name != "ours" else ""))
+        if name == "ours":
+            record(f"tokenization.{figure}", seconds, 2, "s")
+        else:
+            peer = "" if name == "tokenizers" else f"_{name}"
+            record(f"tokenization.{figure}{peer}_ratio", ratio, 2 if ratio < 2 else 1 if ratio < 20 else 0)
     return found
 
 
@@ -224,6 +232,7 @@ def main() -> None:
     parser.add_argument("--task", nargs="+", help=argparse.SUPPRESS)
     parser.add_argument("--repeats", type=int, default=3, help="runs of each measurement (default 3)")
     parser.add_argument("--small", action="store_true", help=f"only train, on {SMALL} MB without the extra")
+    add_save(parser)
     options = parser.parse_args()
     if options.task:
         name, *arguments = options.task
@@ -239,10 +248,11 @@ def main() -> None:
                 "ours": lambda few=few: run(train_without_extra, *few),
                 "tokenizers": lambda few=few: run(train_tokenizers, *few),
             }
-            found = compare(f"{SMALL} MB, no extra, {pattern}", tasks, options.repeats, SMALL)
+            found = compare(f"{SMALL} MB, no extra, {pattern}", f"small_{pattern}", tasks, options.repeats, SMALL)
             equal = found["ours"][0]["merges"] == found["tokenizers"][0]["merges"]
             print(f"{'':24}merges are {'equal' if equal else 'DIFFERENT'}")
         if options.small:
+            save(options.save)
             return
         folder = folders[SIZE]
         print(f"{SIZE} MB in {len(list(Path(folder).iterdir())):,} files, vocab_size {VOCAB_SIZE:,}\n")
@@ -251,11 +261,14 @@ def main() -> None:
                 "ours": lambda pattern=pattern: run(train_ours, folder, pattern, 750_000),
                 "tokenizers": lambda pattern=pattern: run(train_tokenizers, folder, pattern, 0),
             }
-            found = compare(f"train, {pattern}", tasks, options.repeats if pattern == "gpt2" else 1)
+            found = compare(
+                f"train, {pattern}", f"train_{pattern}", tasks, options.repeats if pattern == "gpt2" else 1
+            )
             equal = found["ours"][0]["merges"] == found["tokenizers"][0]["merges"]
             print(f"{'':24}merges are {'equal' if equal else 'DIFFERENT'}")
         found = compare(
             "text to ids",
+            "encode",
             {
                 "ours": lambda: run(shards_ours, folder),
                 "tokenizers": lambda: run(encode_tokenizers, folder),
@@ -269,6 +282,7 @@ def main() -> None:
         whole = [run(shards_ours, one)["seconds"] for _ in range(options.repeats)]
         ratio = statistics.median(result["seconds"] for result in found["tokenizers"]) / statistics.median(whole)
         print(f"{'same text, one file':24}{'ours':12}{cell(whole):>16} s{'':43}{ratio:.1f}x tokenizers")
+        record("tokenization.encode_file_ratio", ratio, 0)
         tokens = {results[0]["tokens"] for results in found.values()}
         print(f"{'':24}token counts are {'equal' if len(tokens) == 1 else 'DIFFERENT'}")
 
@@ -284,6 +298,7 @@ def main() -> None:
         print(f"\nencode, {LONG:,} characters of one kind, and twice as many")
         for name, metrics in run(encode_long, folder).items():
             print(f"{name:24}{cell(metrics['seconds'], 3):>16} s   t(2n)/t(n) {cell(metrics['ratio']):>14}")
+    save(options.save)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import add_save, record, save
 from train_step import SIZES, Size, glasshouse, make_step, ratio, seconds
 
 import glasshouse as gh
@@ -58,6 +59,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=5, help="rounds, one run of each per round (default 5)")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="model sizes (default: all)")
+    add_save(parser)
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in args.sizes:
@@ -75,6 +77,8 @@ def main() -> None:
                 step_times.append(statistics.mean((before, seconds(bare, steps // 2))))
         speed = size.tokens / statistics.median(loop_times)
         print(f"{name}: {speed:,.0f} tokens/s, {ratio(step_times, loop_times)} of the bare step")
+        record(f"train_loop.{name}", [bare / loop for bare, loop in zip(step_times, loop_times, strict=True)], 3)
+    save(args.save)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from figures import add_save, record, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -195,11 +196,13 @@ def measure(size: Size, compiled: bool, rounds: int) -> tuple[dict[str, list[flo
     return results, ideal
 
 
+def ratios(slower: list[float], faster: list[float]) -> list[float]:
+    return [a / b for a, b in zip(slower, faster, strict=True)]
+
+
 def ratio(slower: list[float], faster: list[float]) -> str:
     """Format the median and quartiles of the speed-up."""
-    low, middle, high = statistics.quantiles(
-        [a / b for a, b in zip(slower, faster, strict=True)], n=4, method="inclusive"
-    )
+    low, middle, high = statistics.quantiles(ratios(slower, faster), n=4, method="inclusive")
     return f"{middle:.3f} [{low:.3f} - {high:.3f}]"
 
 
@@ -216,6 +219,12 @@ def report(label: str, size: Size, mode: str, rounds: int) -> None:
     own = results.keys() - EQUIVALENT.keys()
     ours, best = (min(names, key=lambda n: statistics.median(results[n])) for names in (own, EQUIVALENT))
     print(f"our fastest ({ours}) / best peer ({best}): {ratio(results[best], results[ours])}", flush=True)
+    case = f"train_step.{label}_{mode}"
+    record(case, [size.tokens / one for one in results[ours]], 0, "tokens/s")
+    record(f"{case}_best", ratios(results[best], results[ours]), 2)
+    record(f"{case}_hf", ratios(results["HF GPT2LMHeadModel"], results["ours, all biases"]), 2)
+    slowest = max(own, key=lambda name: statistics.median(results[name]))
+    record(f"{case}_mfu", ratios(ideal, results[slowest]), 2)
 
 
 def main() -> None:
@@ -223,11 +232,13 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=9, help="rounds, one run of each model per round (default 9)")
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES), help="model sizes (default: all)")
     parser.add_argument("--modes", nargs="+", choices=MODES, default=list(MODES), help="(default: both)")
+    add_save(parser)
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads")
     for name in args.sizes:
         for mode in args.modes:
             report(name, SIZES[name], mode, args.rounds)
+    save(args.save)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import gc
 import itertools
+import re
 import statistics
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from figures import add_save, record, save
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -153,8 +155,10 @@ def time_ours(model: dict[str, Any], folder: Path, args: argparse.Namespace) -> 
     return [STEPS * rows * CONTEXT / (end - start) for start, end in itertools.pairwise(ends)], timer
 
 
-def show(name: str, speeds: list[float], beside: str = "") -> None:
+def show(name: str, speeds: list[float], beside: str = "", *, figure: str) -> None:
     memory = torch.cuda.max_memory_allocated() / 2**30
+    record(f"training_gpu.{figure}", speeds, 0, "tokens/s")
+    record(f"training_gpu.{figure}_memory", memory, 1, "GiB")
     low, high = min(speeds), max(speeds)
     print(
         f"{name:32} {statistics.median(speeds):9,.0f} tokens/s [{low:,.0f} - {high:,.0f}] {memory:5.1f} GiB {beside}",
@@ -181,6 +185,7 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, help="folder of a tokenizer (default: one of 50,257 is trained)")
     parser.add_argument("--first-step", type=Path, help="only time the first step of the run in this folder")
     parser.add_argument("--steps", type=int, default=1, help="with --first-step: steps of the run")
+    add_save(parser)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
@@ -197,13 +202,16 @@ def main() -> None:
         peer: list[float] = []
         if "gpt2" in args.parts:
             peer = time_plain(args.batch_tokens // CONTEXT // args.grad_accum, args.grad_accum, args.rounds)
-            show("plain PyTorch, as nanoGPT", peer)
+            show("plain PyTorch, as nanoGPT", peer, figure="peer")
         for name, model in MODELS.items():
             if name.partition("-")[0].partition(",")[0] in args.parts:
                 speeds, timer = time_ours(model, folder / name.replace(" ", ""), args)
                 speed = statistics.median(speeds)
                 beside = f", {speed / statistics.median(peer):.2f} of the peer" if peer else ""
-                show(f"gh.train, {name}", speeds, f"MFU {speed * timer.mfu_per_speed:.0%}{beside}")
+                figure = name.replace(", no biases", "_no_bias")
+                show(f"gh.train, {name}", speeds, f"MFU {speed * timer.mfu_per_speed:.0%}{beside}", figure=figure)
+                if peer:
+                    record(f"training_gpu.{figure}_ratio", speed / statistics.median(peer), 2)
         if "restart" in args.parts:
             start = [
                 sys.executable,
@@ -213,9 +221,12 @@ def main() -> None:
                 "--first-step",
                 str(folder / "run"),
             ]
-            for steps in ("1", "2", "3"):  # the second and the third resume the run
+            for steps, which in (("1", "first"), ("2", "second"), ("3", "third")):  # the last two resume the run
                 done = subprocess.run([*start, "--steps", steps], capture_output=True, text=True, check=True)
                 print(done.stdout.strip(), flush=True)
+                seconds = float(re.findall(r"after ([\d.]+) s", done.stdout)[0])
+                record(f"training_gpu.{which}_start", seconds, 1, "s")
+        save(args.save, device)
 
 
 if __name__ == "__main__":

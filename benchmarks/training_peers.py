@@ -20,6 +20,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from figures import add_save, record, save
 from torch import nn
 
 import glasshouse as gh
@@ -71,8 +72,8 @@ def their_step(model: nn.Module, *, compiled: bool) -> Step:
     return step
 
 
-def measure(name: str, step: Step, batches: list[Batch], rounds: int, flops: float = 0.0) -> float:
-    """Print and return the median tokens per second; `flops` is of one batch."""
+def measure(name: str, step: Step, batches: list[Batch], rounds: int, flops: float = 0.0, *, figure: str) -> float:
+    """Print, record and return the median tokens per second; `flops` is of one batch."""
     source = itertools.cycle(batches)
     begin = time.perf_counter()
     for _ in range(WARMUP_STEPS):
@@ -95,6 +96,10 @@ def measure(name: str, step: Step, batches: list[Batch], rounds: int, flops: flo
         f"{torch.cuda.max_memory_allocated() / 2**30:5.1f} GiB, first steps {compiling:.0f} s{mfu}",
         flush=True,
     )
+    record(f"training_peers.{figure}", speeds, 0, "tokens/s")
+    record(f"training_peers.{figure}_memory", torch.cuda.max_memory_allocated() / 2**30, 1, "GiB")
+    if flops:
+        record(f"training_peers.{figure}_mfu", [flops * speed / tokens / PEAK for speed in speeds], 1, "%")
     return median
 
 
@@ -121,9 +126,10 @@ def compare(
     name: str, batches: list[Batch], rounds: int, ours: Iterator[tuple[str, Step]], peers: Iterator[tuple[str, Step]]
 ) -> None:
     """Measure each system; print the ratio of the first of ours to each peer."""
-    mine = [measure(f"{name}: glasshouse{kind}", step, batches, rounds) for kind, step in ours]
+    mine = [measure(f"{name}: glasshouse{kind}", step, batches, rounds, figure=name) for kind, step in ours]
     for kind, step in peers:
-        theirs = measure(f"{name}: transformers, {kind}", step, batches, rounds)
+        theirs = measure(f"{name}: transformers, {kind}", step, batches, rounds, figure=f"{name}_hf_{kind}")
+        record(f"training_peers.{name}_{kind}", mine[0] / theirs, 2)
         print(f"{name}: {mine[0] / theirs:.2f} of transformers, {kind}", flush=True)
 
 
@@ -137,12 +143,15 @@ def large(args: argparse.Namespace) -> None:
     """llama-1b, 1.24 billion parameters, context 2,048."""
     spec = gh.preset("llama-1b")
     batches = text_batches(spec.vocab_size, args.rows, 2048)
+    speeds = []
     for kind, float8 in (("bfloat16", False), ("fp8", True)):
         model = gh.build(spec, device="cuda")
         flops = FlopEstimator(model)(batches[0].ids, None)
-        measure(f"large: glasshouse, {kind}", our_step(model, float8=float8), batches, args.rounds, flops)
-        del model
+        step, figure = our_step(model, float8=float8), f"large_{kind}"
+        speeds.append(measure(f"large: glasshouse, {kind}", step, batches, args.rounds, flops, figure=figure))
+        del model, step
         free()
+    record("training_peers.large_fp8_ratio", speeds[1] / speeds[0], 2)
 
 
 def long(args: argparse.Namespace) -> None:
@@ -159,7 +168,9 @@ def long(args: argparse.Namespace) -> None:
 
         config = transformers.GPT2Config(n_positions=length, resid_pdrop=0, embd_pdrop=0, attn_pdrop=0)
         packed = text_batches(spec.vocab_size, rows, length, documents=True)
-        measure(f"{length}: glasshouse, packed documents", next(ours())[1], packed, args.rounds)
+        step, figure = next(ours())[1], f"{length}_packed"
+        measure(f"{length}: glasshouse, packed documents", step, packed, args.rounds, figure=figure)
+        del step
         free()
         compare(
             str(length),
@@ -224,10 +235,12 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--rows", type=int, default=16, help="of 2,048 tokens in a micro-batch of the large model")
     parser.add_argument("--eager-only", action="store_true", help="do not compile transformers' models")
+    add_save(parser)
     args = parser.parse_args()
     print(f"torch {torch.__version__}, {torch.cuda.get_device_name()}")
     for part in args.parts:
         {"large": large, "long": long, "masked": masked, "seq2seq": seq2seq}[part](args)
+    save(args.save, "cuda")
 
 
 if __name__ == "__main__":

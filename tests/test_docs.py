@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import datetime
 import importlib.util
 import re
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -22,19 +24,109 @@ from glasshouse.training.run import Data, Train
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 RECIPES = ROOT / "src" / "glasshouse" / "training" / "recipes"
+FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.parametrize("name", ["benchmarks.md", "performance.md"])
-def test_every_section_of_figures_says_which_command_and_which_day(name: str) -> None:
-    _, *sections = re.split(r"^## ", (DOCS / name).read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert sections
+def _load(file: Path) -> ModuleType:
+    found = importlib.util.spec_from_file_location(file.stem, file)
+    assert found is not None
+    assert found.loader is not None
+    module = importlib.util.module_from_spec(found)
+    sys.modules[file.stem] = module
+    found.loader.exec_module(module)
+    return module
+
+
+# Measured figures
+
+FIGURES = _load(DOCS / "generate_figures.py")
+MEASURE = r"%| times\b| tokens/s| s\b| seconds\b| minutes\b| ms\b| [MG]i?B\b| BLEU| chrF| bits per byte| nats"
+
+
+def test_the_pages_quote_the_figures_of_the_file() -> None:
+    stale = "run docs/generate_figures.py, or make docs"
+    assert (DOCS / "figures.md").read_text(encoding="utf-8") == FIGURES.figures_page(), stale
+    for page in FIGURES.QUOTING:
+        text = page.read_text(encoding="utf-8")
+        assert len(FIGURES.QUOTED.findall(text)) > 10
+        assert text == FIGURES.filled(text), f"{page.name}: {stale}"
+
+
+def test_a_figure_is_written_with_its_digits() -> None:
+    page = "[?](figures.md#some.speed), [](docs/figures.md#some.share), [text](figures.md)"
+    one = {"value": 518197, "digits": 0, "unit": "tokens/s"}, {"value": 58.8, "digits": 2, "unit": "%"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(FIGURES, "figures", lambda: {"some.speed": one[0], "some.share": one[1]})
+        filled = FIGURES.filled(page)
+    assert filled == "[518,197](figures.md#some.speed), [58.80%](docs/figures.md#some.share), [text](figures.md)"
+
+
+@pytest.mark.parametrize("page", FIGURES.QUOTING, ids=lambda page: page.stem)
+def test_no_page_states_a_measured_number_of_its_own(page: Path) -> None:
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", page.read_text(encoding="utf-8")))
+    text = re.sub(r"\[[^]]*\]\([^)]*\)", "[]", text)
+    text = re.sub(r"80 MB|4 MB|498 MB|28\.6 MB|1\.95 MB", "", text)  # what was measured on
+    assert not re.findall(rf"\d(?:[\d.,]*\d)?(?:{MEASURE})", text)
+
+
+def test_every_figure_has_its_machine_command_and_date() -> None:
+    for name, figure in FIGURES.figures().items():
+        assert {"what", "value", "digits", "unit", "machine", "command", "date"} <= figure.keys(), name
+        assert isinstance(figure["date"], datetime.date), name
+        assert figure["machine"], name
+        section = name.partition(".")[0]
+        if figure["command"].startswith("benchmarks/"):
+            assert figure["command"].split()[0] == f"benchmarks/{section}.py", name
+            script = (ROOT / "benchmarks" / f"{section}.py").read_text(encoding="utf-8")
+            assert "save(" in script, f"{section}.py does not write its figures"
+
+
+def test_a_benchmark_saves_its_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    benchmark = _load(ROOT / "benchmarks" / "figures.py")
+    file = tmp_path / "figures.toml"
+    file.write_text('[one.speed]\nwhat = "a speed"\ngoal = 5\nvalue = 1\nlow = 0\n[two.kept]\nvalue = 3\n')
+    monkeypatch.setattr(sys, "argv", ["elsewhere/one.py", "--rounds", "3", "--save", str(file)])
+    benchmark.record("one.speed", [3.04, 1.0, 2.26], 1, "s")
+    benchmark.record("one.share", 0.5879, 1, "%")
+    benchmark.record("one.many", [5, 1, 9, 3, 7, 11, 13], 0)  # quartiles 4 and 10
+    benchmark.save(file)
+    found = tomllib.loads(file.read_text())
+    speed = found["one"]["speed"]
+    assert speed.pop("date") == datetime.datetime.now(tz=datetime.UTC).date()
+    assert "torch" in speed.pop("machine")
+    measured = {"value": 2.3, "low": 1.0, "high": 3.0, "digits": 1, "unit": "s"}
+    assert speed == {"what": "a speed", "goal": 5, "command": "benchmarks/one.py --rounds 3"} | measured
+    assert found["one"]["share"]["value"] == 58.8
+    assert [found["one"]["many"][key] for key in ("low", "value", "high")] == [4, 7, 10]
+    assert found["two"] == {"kept": {"value": 3}}
+
+
+@pytest.mark.parametrize("page", sorted((DOCS / "lab").glob("*.md")), ids=lambda page: page.stem)
+def test_every_section_of_the_lab_notes_says_which_command_and_which_day(page: Path) -> None:
+    _, *sections = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert sections or page.stem == "index"
     for section in sections:
         title = section.partition("\n")[0]
-        assert re.search(r"\b20\d\d-\d\d-\d\d\b", section), f"{name}, {title!r}: no date"
-        assert re.search(r"`[^`]*(make|python|glasshouse|benchmarks/)[^`]*`|script outside", section), (
+        assert re.search(r"\b20\d\d-\d\d-\d\d\b", section), f"{title!r}: no date"
+        assert re.search(r"`[^`]*(make|python|glasshouse|benchmarks/)[^`]*`|scripts? outside", section), (
             f"{title!r}: no command"
         )
 
+
+def test_every_decision_has_its_date_context_and_consequence() -> None:
+    pages = sorted((DOCS / "decisions").glob("*.md"))
+    assert len(pages) > 10
+    for page in pages:
+        _, *decisions = re.split(r"^## ", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+        assert decisions
+        for decision in decisions:
+            title, _, rest = decision.partition("\n")
+            assert re.match(r"\n\*20\d\d-\d\d-\d\d", rest), f"{page.name}, {title!r}: no date"
+            parts = re.findall(r"^\*\*(\w+)\.\*\*", rest, re.MULTILINE)
+            assert parts == ["Context", "Decision", "Consequence"], f"{page.name}, {title!r}: {parts}"
+
+
+# Terms
 
 TERMS = [
     ("gradient accumulation", "docs/guides/own-corpus.md"),
@@ -55,10 +147,10 @@ TERMS = [
     ("logit attribution", "docs/inspection.md"),
     ("induction", "docs/inspection.md"),
     ("residual stream", "docs/look.md"),
-    ("prefix caching", "docs/decisions.md"),
+    ("prefix caching", "docs/decisions/generation.md"),
     ("chunked prefill", "docs/performance.md"),
     ("quantiz", "docs/performance.md"),
-    ("Muon", "docs/decisions.md"),
+    ("Muon", "docs/decisions/layers.md"),
     ("grouped-query", "docs/claims.md"),
     ("attention sink", "docs/claims.md"),
 ]
@@ -73,17 +165,7 @@ def test_a_search_for_a_term_finds_the_page_where_it_belongs() -> None:
 # The generated reference
 
 
-def _generator() -> ModuleType:
-    found = importlib.util.spec_from_file_location("generate_reference", DOCS / "generate_reference.py")
-    assert found is not None
-    assert found.loader is not None
-    module = importlib.util.module_from_spec(found)
-    sys.modules["generate_reference"] = module
-    found.loader.exec_module(module)
-    return module
-
-
-GENERATOR = _generator()
+GENERATOR = _load(DOCS / "generate_reference.py")
 
 
 @pytest.mark.parametrize("name", list(GENERATOR.PAGES))
@@ -144,8 +226,6 @@ def test_every_message_in_troubleshooting_is_one_of_the_program() -> None:
 
 
 # Links
-
-FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2", re.MULTILINE | re.DOTALL)
 
 
 def _anchors(page: Path) -> set[str]:

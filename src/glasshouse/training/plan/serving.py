@@ -16,8 +16,8 @@ from glasshouse.models import Decoder, build
 from glasshouse.models.checks import check_length
 from glasshouse.training.plan.hardware import Gpu
 
-# Of decode steps of llama-1b on an H200 (docs/performance.md): the bandwidth that reading weights and cache reaches,
-# the time of a layer's kernels beyond it, and the share of a large matmul's rate that prefill reaches.
+# Of decode steps of llama-1b on an H200 (docs/lab/generation.md): the bandwidth that reading weights and cache
+# reaches, the time of a layer's kernels beyond it, and the share of a large matmul's rate that prefill reaches.
 READ_SHARE, LAYER_SECONDS, PREFILL_SHARE = 0.79, 20e-6, 0.63
 USABLE = 0.9  # of a GPU's memory
 

@@ -14,8 +14,8 @@ from glasshouse.training.optimizer import Muon, Optimizer, block_matrices
 from glasshouse.training.plan.hardware import Gpu
 from glasshouse.training.plan.memory import MemoryModel
 
-# Of a step of gpt2 on an H200 (docs/performance.md): matmuls reach 89% of a large one; attention, counted without its
-# mask, half of it; the other kernels move the stored activations four times and the logits five times.
+# Of a step of gpt2 on an H200 (docs/lab/training-gpu.md): matmuls reach 89% of a large one; attention, counted
+# without its mask, half of it; the other kernels move the stored activations four times and the logits five times.
 MATMUL_SHARE, ATTENTION_SHARE = 0.89, 0.5
 UPDATE_SHARE = 0.62  # of Muon's products on llama-1b: symmetric ones are whole, and many matrices are small
 ACTIVATION_PASSES, LOGIT_PASSES = 4, 5
