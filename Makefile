@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo pictures test quick examples browser lint types models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint types structure models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -67,6 +67,9 @@ browser: $(VENV)/.ready  ## find Chromium for the page's tests, or install it wh
 lint: $(VENV)/.ready  ## style and likely mistakes
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+structure: $(VENV)/.ready  ## lines, files, import circles and the longest import chain; AT=revision compares
+	$(BIN)/python tests/structure.py $(AT)
 
 types: $(VENV)/.ready  ## mypy, strict, on the package and README's Python, which basedpyright checks too
 	$(TYPES)

@@ -32,7 +32,7 @@ def compare(made: list[Call], path: CallPath) -> None:
 
 
 @pytest.mark.slow
-def test_training_step(tmp_path: Path) -> None:
+def test_settings_and_training_step(tmp_path: Path) -> None:
     text = tmp_path / "hamlet.txt"
     text.write_text("to be or not to be, that is the question. " * 50)
     data = {"path": str(text), "seq_len": 16, "vocab_size": 270}
@@ -51,6 +51,8 @@ def test_training_step(tmp_path: Path) -> None:
         gh.train(run, progress=False)
     begins = [number for number, call in enumerate(made) if call == path.steps[0]]
     compare(made[begins[1] : begins[2]], path)
+    before = [call for call in made[: begins[0]] if call.file.startswith("training/")]
+    compare(before, call_path.documented("A run's settings"))
 
 
 def test_request() -> None:

@@ -29,10 +29,3 @@ class Constraint(Protocol):
 
     def start(self, vocab_size: int, end_ids: Collection[int]) -> ConstraintState:
         """Return the state before the first token; `end_ids` end the output, where that may end."""
-
-
-def start_constraint(
-    constraint: Constraint | None, vocab_size: int, end_ids: Collection[int]
-) -> ConstraintState | None:
-    """Return the state of a new request; None if it has no constraint."""
-    return None if constraint is None else constraint.start(vocab_size, end_ids)

@@ -11,7 +11,6 @@ import torch
 
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.beam.driver import BeamDriver, make_beam_search
-from glasshouse.generation.constraints.constraint import start_constraint
 from glasshouse.generation.engine.capacity import check_beams, check_memory, choose_prefill_chunk
 from glasshouse.generation.engine.inference_model import Weights, check_weights, weight_copy_bytes
 from glasshouse.generation.engine.model_runner import ModelRunner
@@ -213,7 +212,7 @@ class Engine:
             keep_tree=keep_tree,
             recording=RequestRecording(self._sites, len(source)) if self._sites else None,
             namespace=steered_namespace(namespace, options),
-            constraint=start_constraint(options.constraint, self.spec.vocab_size, end_ids),
+            constraint=options.constraint and options.constraint.start(self.spec.vocab_size, end_ids),
         )
         if options.beams > 1:
             search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched
