@@ -39,7 +39,9 @@ const inFlight = new Map();
 function ordered(value) {
   if (Array.isArray(value)) return value.map(ordered);
   if (value === null || typeof value !== "object") return value;
-  const names = Object.keys(value).filter((name) => value[name] !== undefined).sort();
+  const names = Object.keys(value)
+    .filter((name) => value[name] !== undefined)
+    .sort();
   return Object.fromEntries(names.map((name) => [name, ordered(value[name])]));
 }
 
@@ -96,7 +98,8 @@ async function send(name, text, signal) {
     if (error.name === "AbortError") throw new Superseded();
     throw new ApiError(`The server responded with status ${answer.status}.`);
   }
-  if (!answer.ok) throw new ApiError(given.error?.message ?? given.error ?? `The server responded with status ${answer.status}.`);
+  if (!answer.ok)
+    throw new ApiError(given.error?.message ?? given.error ?? `The server responded with status ${answer.status}.`);
   return given;
 }
 
@@ -116,7 +119,9 @@ export function requestsFor(forwardPasses) {
     if (inFlight.has(key) || (topics.get(key) && !forwardPasses.has(topics.get(key)))) continue;
     const [name, text] = [key.slice(0, key.indexOf(" ")), key.slice(key.indexOf(" ") + 1)];
     const { forward_pass: forwardPass, ...body } = JSON.parse(text);
-    const number = forwardPass ? listed.findIndex((one) => JSON.stringify(ordered(JSON.parse(one))) === JSON.stringify(forwardPass)) : -1;
+    const number = forwardPass
+      ? listed.findIndex((one) => JSON.stringify(ordered(JSON.parse(one))) === JSON.stringify(forwardPass))
+      : -1;
     if (forwardPass && number < 0) continue;
     requests.push(`${name} ${number < 0 ? "-" : number} ${JSON.stringify(body)}`);
   }

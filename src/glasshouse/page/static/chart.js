@@ -17,7 +17,9 @@ function ticks(low, high, about = 5) {
   const step = power * ([1, 2, 5].find((one) => one * power >= rough * 0.75) ?? 10);
   const first = Math.ceil(low / step - 1e-9);
   const last = Math.floor(high / step + 1e-9);
-  return Array.from({ length: Math.max(0, last - first) + 1 }, (_, i) => Number(((first + i) * step).toPrecision(12)));
+  return Array.from({ length: Math.max(0, last - first) + 1 }, (_, i) =>
+    Number(((first + i) * step).toPrecision(12)),
+  );
 }
 
 /** Round numbers between two on a scale of powers of ten. */
@@ -89,7 +91,9 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     if (!given || !width) return;
     const { series, log, from, to } = given;
     const drawn = series.filter((one) => one.x.length);
-    const every = drawn.flatMap((one) => [...one.y, ...(one.low ?? []), ...(one.high ?? [])]).filter((value) => !log || value > 0);
+    const every = drawn
+      .flatMap((one) => [...one.y, ...(one.low ?? []), ...(one.high ?? [])])
+      .filter((value) => !log || value > 0);
     area.style.setProperty("height", every.length ? `${height}px` : "auto");
     if (!every.length) {
       put(area, h("p", { class: "chart-none" }, "no data yet"));
@@ -99,7 +103,8 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     let low = every.reduce((a, b) => Math.min(a, b));
     let high = every.reduce((a, b) => Math.max(a, b));
     if (given.zero && !log) low = Math.min(0, low);
-    if (low === high) [low, high] = log ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+    if (low === high)
+      [low, high] = log ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
     const y = log ? (value) => Math.log(value) : (value) => value;
     const room = (y(high) - y(low)) * 0.04;
     const bottom = given.zero && !log && low === 0 ? 0 : y(low) - room;
@@ -109,22 +114,47 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     const X = (step) => LEFT + (to > from ? (step - from) / (to - from) : 0.5) * wide;
     const Y = (value) => ABOVE + (1 - (y(value) - bottom) / (top - bottom)) * deep;
     scale = { X, Y, from, to, wide };
-    const rows = (log ? powers(low, high) : ticks(low, high, height > 160 ? 5 : 3)).filter((value) => Y(value) >= ABOVE - 1 && Y(value) <= height - BELOW + 1);
-    const columns = ticks(from, to, Math.max(2, Math.floor(wide / 110))).filter((one) => to - from < 1 || Number.isInteger(one));
+    const rows = (log ? powers(low, high) : ticks(low, high, height > 160 ? 5 : 3)).filter(
+      (value) => Y(value) >= ABOVE - 1 && Y(value) <= height - BELOW + 1,
+    );
+    const columns = ticks(from, to, Math.max(2, Math.floor(wide / 110))).filter(
+      (one) => to - from < 1 || Number.isInteger(one),
+    );
     const shapes = [
-      rows.map((value) => [s("line", { class: "chart-grid", x1: LEFT, x2: width - RIGHT, y1: Y(value), y2: Y(value) }), s("text", { class: "chart-row", x: LEFT - 8, y: Y(value) }, tick(value))]),
+      rows.map((value) => [
+        s("line", { class: "chart-grid", x1: LEFT, x2: width - RIGHT, y1: Y(value), y2: Y(value) }),
+        s("text", { class: "chart-row", x: LEFT - 8, y: Y(value) }, tick(value)),
+      ]),
       columns.map((step) => {
         const text = Number.isInteger(step) ? step.toLocaleString("en") : tick(step);
         const isLast = X(step) + text.length * 3.5 > width; // it would be cut off
-        return s("text", { class: isLast ? "chart-column last" : "chart-column", x: isLast ? width : X(step), y: height - 6 }, text);
+        return s(
+          "text",
+          { class: isLast ? "chart-column last" : "chart-column", x: isLast ? width : X(step), y: height - 6 },
+          text,
+        );
       }),
       drawn.map((one) => shapesOf(one, log, X, Y)),
       cursor,
     ];
     const role = isMain
-      ? { tabindex: "0", role: "slider", "aria-label": `${title}: ${along}`, "aria-valuemin": from, "aria-valuemax": to }
+      ? {
+          tabindex: "0",
+          role: "slider",
+          "aria-label": `${title}: ${along}`,
+          "aria-valuemin": from,
+          "aria-valuemax": to,
+        }
       : { role: "img", "aria-label": describe(drawn) };
-    const listen = onmove ? { pointermove: passed, pointerdown: passed, pointerleave: () => onmove(null), click: (event) => onpick?.(stepAt(event)), keydown: isMain ? walked : () => {} } : {};
+    const listen = onmove
+      ? {
+          pointermove: passed,
+          pointerdown: passed,
+          pointerleave: () => onmove(null),
+          click: (event) => onpick?.(stepAt(event)),
+          keydown: isMain ? walked : () => {},
+        }
+      : {};
     const old = area.querySelector("svg");
     const focused = old && document.activeElement === old;
     const svg = s("svg", { width, height, ...role, on: listen }, shapes.flat(Infinity));
@@ -134,7 +164,10 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
   }
 
   function describe(drawn) {
-    const ends = drawn.map((one) => `${one.name} from ${short(one.y[0])} at ${along} ${one.x[0]} to ${short(one.y.at(-1))} at ${along} ${one.x.at(-1)}`);
+    const ends = drawn.map(
+      (one) =>
+        `${one.name} from ${short(one.y[0])} at ${along} ${one.x[0]} to ${short(one.y.at(-1))} at ${along} ${one.x.at(-1)}`,
+    );
     return `${title}${unit ? ` in ${unit}` : ""}: ${ends.join("; ")}`;
   }
 
@@ -153,7 +186,16 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     const dense = given.series.reduce((a, b) => (b.x.length > a.x.length ? b : a)).x;
     const now = at === null ? dense.length : nearest(dense, at);
     const far = Math.max(1, Math.round(dense.length / 20));
-    const to = { ArrowRight: now + 1, ArrowUp: now + 1, ArrowLeft: now - 1, ArrowDown: now - 1, PageUp: now + far, PageDown: now - far, Home: 0, End: dense.length - 1 }[event.key];
+    const to = {
+      ArrowRight: now + 1,
+      ArrowUp: now + 1,
+      ArrowLeft: now - 1,
+      ArrowDown: now - 1,
+      PageUp: now + far,
+      PageDown: now - far,
+      Home: 0,
+      End: dense.length - 1,
+    }[event.key];
     if (event.key === "Enter" || event.key === " ") onpick?.(dense[Math.min(now, dense.length - 1)]);
     else if (to === undefined) return;
     else onmove(dense[Math.max(0, Math.min(dense.length - 1, to))], true);
@@ -167,21 +209,37 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     const marks = [];
     const values = drawn.map((one) => {
       const i = step === null ? one.x.length - 1 : nearest(one.x, step);
-      if (step !== null && scale) marks.push(s("circle", { cx: scale.X(one.x[i]), cy: scale.Y(one.y[i]), r: 4, style: { fill: one.colour } }));
+      if (step !== null && scale)
+        marks.push(s("circle", { cx: scale.X(one.x[i]), cy: scale.Y(one.y[i]), r: 4, style: { fill: one.colour } }));
       return { one, i };
     });
-    if (step !== null && scale) marks.unshift(s("line", { x1: scale.X(step), x2: scale.X(step), y1: ABOVE, y2: height - BELOW }));
+    if (step !== null && scale)
+      marks.unshift(s("line", { x1: scale.X(step), x2: scale.X(step), y1: ABOVE, y2: height - BELOW }));
     put(cursor, marks);
     put(
       legend,
       h("strong", {}, title),
       unit ? h("span", { class: "quiet" }, unit) : null,
-      values.map(({ one, i }) => h("span", { class: "chart-value", data: { testid: one.testid, value: one.y[i], step: one.x[i] } }, h("i", { style: { background: one.colour } }), drawn.length > 1 ? `${one.name} ` : "", h("b", {}, formatValue(one.y[i])), step !== null && one.x[i] !== step ? h("span", { class: "quiet" }, ` at ${one.x[i].toLocaleString("en")}`) : null)),
+      values.map(({ one, i }) =>
+        h(
+          "span",
+          { class: "chart-value", data: { testid: one.testid, value: one.y[i], step: one.x[i] } },
+          h("i", { style: { background: one.colour } }),
+          drawn.length > 1 ? `${one.name} ` : "",
+          h("b", {}, formatValue(one.y[i])),
+          step !== null && one.x[i] !== step
+            ? h("span", { class: "quiet" }, ` at ${one.x[i].toLocaleString("en")}`)
+            : null,
+        ),
+      ),
     );
     const svg = area.querySelector("svg[role=slider]");
     if (svg) {
       svg.setAttribute("aria-valuenow", step ?? given.to);
-      svg.setAttribute("aria-valuetext", `step ${step ?? given.to}: ${values.map(({ one, i }) => `${one.name} ${short(one.y[i])}`).join(", ")}`);
+      svg.setAttribute(
+        "aria-valuetext",
+        `step ${step ?? given.to}: ${values.map(({ one, i }) => `${one.name} ${short(one.y[i])}`).join(", ")}`,
+      );
     }
   }
 
@@ -201,7 +259,8 @@ function formatValue(value) {
 }
 
 function tick(value) {
-  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6)) return value.toExponential().replace("e+", "e").replace("-", "−");
+  if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6))
+    return value.toExponential().replace("e+", "e").replace("-", "−");
   return value.toLocaleString("en", { maximumSignificantDigits: 4 }).replace("-", "−");
 }
 
@@ -223,12 +282,27 @@ function shapesOf(one, log, X, Y) {
   const shapes = [];
   if (one.low) {
     const up = one.high.map((value, i) => `${X(one.x[i]).toFixed(1)} ${Y(value).toFixed(1)}`);
-    const down = one.low.map((value, i) => (fits(value) ? `${X(one.x[i]).toFixed(1)} ${Y(value).toFixed(1)}` : null)).filter(Boolean).reverse();
-    if (one.high.every(fits)) shapes.push(s("path", { class: "chart-band", d: `M${up.join("L")}L${down.join("L")}Z`, style: { fill: one.colour } }));
+    const down = one.low
+      .map((value, i) => (fits(value) ? `${X(one.x[i]).toFixed(1)} ${Y(value).toFixed(1)}` : null))
+      .filter(Boolean)
+      .reverse();
+    if (one.high.every(fits))
+      shapes.push(
+        s("path", { class: "chart-band", d: `M${up.join("L")}L${down.join("L")}Z`, style: { fill: one.colour } }),
+      );
   }
   const calm = one.smooth ? smoothed(one.y, one.smooth) : one.y;
   if (one.smooth) shapes.push(s("path", { class: "chart-line pale", d: path(one.y), style: { stroke: one.colour } }));
   shapes.push(s("path", { class: "chart-line", d: path(calm), style: { stroke: one.colour } }));
-  if (one.dots && one.x.length <= DOTS) shapes.push(one.y.map((value, i) => (fits(value) ? s("circle", { class: "chart-dot", cx: X(one.x[i]), cy: Y(value), r: 3, style: { fill: one.colour } }) : null)).filter(Boolean));
+  if (one.dots && one.x.length <= DOTS)
+    shapes.push(
+      one.y
+        .map((value, i) =>
+          fits(value)
+            ? s("circle", { class: "chart-dot", cx: X(one.x[i]), cy: Y(value), r: 3, style: { fill: one.colour } })
+            : null,
+        )
+        .filter(Boolean),
+    );
   return shapes;
 }

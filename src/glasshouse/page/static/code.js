@@ -12,7 +12,9 @@ export function preamble(context) {
     return { lines, inputs: "source, target" };
   }
   const more = appended.length ? ` + [${appended.join(", ")}]` : "";
-  lines.push(`ids = ${context.model.tokenizer && text ? `torch.tensor([tok.encode(${quoted(text)})${more}])` : listed(context.row)}`);
+  lines.push(
+    `ids = ${context.model.tokenizer && text ? `torch.tensor([tok.encode(${quoted(text)})${more}])` : listed(context.row)}`,
+  );
   if (!masked.length) return { lines, inputs: "ids" };
   lines.push("masked = ids.clone()", `masked[0, [${masked.join(", ")}]] = tok.special_id("mask")`);
   return { lines, inputs: "masked" };
@@ -28,7 +30,9 @@ export function answer(context, inputs) {
 function changes(edits) {
   const bySite = new Map();
   for (const one of edits) bySite.set(one.site, [...(bySite.get(one.site) ?? []), valueOf(one)]);
-  return [...bySite].map(([site, values]) => `    ${quoted(site)}: ${values.length > 1 ? `[${values.join(", ")}]` : values[0]},`);
+  return [...bySite].map(
+    ([site, values]) => `    ${quoted(site)}: ${values.length > 1 ? `[${values.join(", ")}]` : values[0]},`,
+  );
 }
 
 function valueOf(edit) {
@@ -44,12 +48,23 @@ async function patches(context) {
   const tokens = await context.request("tokenize", { forward_pass: context.patchPass });
   const ids = (tokens.source ?? tokens.text).map((one) => one.id);
   const call = tokens.source ? "other, target" : "other";
-  return [`other = torch.tensor([[${ids.join(", ")}]])`, `with gh.record(model, ${sites.join(", ")}) as seen:`, `    model(${call})`];
+  return [
+    `other = torch.tensor([[${ids.join(", ")}]])`,
+    `with gh.record(model, ${sites.join(", ")}) as seen:`,
+    `    model(${call})`,
+  ];
 }
 
 /** Lines of code, within the edits if there are any. */
 export async function within(context, work) {
   const { edits } = context.state;
   if (!edits.length) return work;
-  return [...(await patches(context)), "edits = {", ...changes(edits), "}", "with gh.edit(model, edits):", ...work.map((line) => `    ${line}`)];
+  return [
+    ...(await patches(context)),
+    "edits = {",
+    ...changes(edits),
+    "}",
+    "with gh.edit(model, edits):",
+    ...work.map((line) => `    ${line}`),
+  ];
 }

@@ -28,7 +28,11 @@ function blend(stops) {
 function all() {
   if (tables === null) {
     const stops = ["--much-0", "--much-1", "--much-2", "--much-3"].map(read);
-    tables = { much: blend(stops), more: blend([read("--paper"), read("--more")]), less: blend([read("--paper"), read("--less")]) };
+    tables = {
+      much: blend(stops),
+      more: blend([read("--paper"), read("--more")]),
+      less: blend([read("--paper"), read("--less")]),
+    };
   }
   return tables;
 }

@@ -36,6 +36,8 @@ export function put(node, ...children) {
 /** Scroll a box, and not the page, to where one of its elements is in view. */
 export function reveal(node, box) {
   const [inner, outer] = [node.getBoundingClientRect(), box.getBoundingClientRect()];
-  if (inner.left < outer.left + EDGE || inner.right > outer.right - EDGE) box.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
-  if (inner.top < outer.top || inner.bottom > outer.bottom) box.scrollTop += (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
+  if (inner.left < outer.left + EDGE || inner.right > outer.right - EDGE)
+    box.scrollLeft += (inner.left + inner.right - outer.left - outer.right) / 2;
+  if (inner.top < outer.top || inner.bottom > outer.bottom)
+    box.scrollTop += (inner.top + inner.bottom - outer.top - outer.bottom) / 2;
 }

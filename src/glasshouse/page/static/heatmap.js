@@ -20,16 +20,27 @@ export class Heatmap {
     this.pick = pick;
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.space = h("div", { class: "space" }, this.canvas);
-    this.node = h("div", { class: "heatmap", tabindex: "0", role: "application", "aria-roledescription": "map", "aria-label": label, on: {
-      scroll: () => this.moved(),
-      pointermove: (event) => this.point(event),
-      pointerleave: () => this.leave(),
-      click: (event) => this.click(event),
-      wheel: (event) => this.wheel(event),
-      keydown: (event) => this.key(event),
-      focus: () => this.paint(),
-      blur: () => this.paint(),
-    } }, this.space);
+    this.node = h(
+      "div",
+      {
+        class: "heatmap",
+        tabindex: "0",
+        role: "application",
+        "aria-roledescription": "map",
+        "aria-label": label,
+        on: {
+          scroll: () => this.moved(),
+          pointermove: (event) => this.point(event),
+          pointerleave: () => this.leave(),
+          click: (event) => this.click(event),
+          wheel: (event) => this.wheel(event),
+          keydown: (event) => this.key(event),
+          focus: () => this.paint(),
+          blur: () => this.paint(),
+        },
+      },
+      this.space,
+    );
     this.node.addEventListener("wheel", (event) => event.ctrlKey && event.preventDefault(), { passive: false });
     this.tiles = new Tiles(() => this.paint());
     this.map = null;
@@ -97,7 +108,8 @@ export class Heatmap {
   get least() {
     const { rows, columns } = this.map;
     const width = this.node.clientWidth;
-    const size = (left, top, right) => Math.min(WIDEST, (width - left - right) / columns.length, (TALLEST - top - 4) / rows.length);
+    const size = (left, top, right) =>
+      Math.min(WIDEST, (width - left - right) / columns.length, (TALLEST - top - 4) / rows.length);
     const labelled = size(this.names, 70, 48);
     return labelled >= LABELLED ? labelled : Math.min(LABELLED - 0.01, size(40, 22, 10));
   }
@@ -111,8 +123,14 @@ export class Heatmap {
 
   layOut() {
     const { rows, columns } = this.map;
-    const [width, height] = [this.left + columns.length * this.cell + this.right, this.top + rows.length * this.cell + 4];
-    this.node.style.setProperty("height", `${Math.ceil(Math.min(TALLEST, this.top + rows.length * this.least + 6))}px`);
+    const [width, height] = [
+      this.left + columns.length * this.cell + this.right,
+      this.top + rows.length * this.cell + 4,
+    ];
+    this.node.style.setProperty(
+      "height",
+      `${Math.ceil(Math.min(TALLEST, this.top + rows.length * this.least + 6))}px`,
+    );
     this.space.style.setProperty("width", `${Math.floor(width)}px`);
     this.space.style.setProperty("height", `${Math.floor(height)}px`);
     Object.assign(this.node.dataset, { cell: this.cell, left: this.left, top: this.top });
@@ -179,11 +197,16 @@ export class Heatmap {
   inView() {
     const { node, map, level } = this;
     const side = TILE * 2 ** level * this.cell;
-    const span = (start, length, size) => [Math.max(0, Math.floor(start / side)), Math.min(Math.ceil(size / (TILE * 2 ** level)), Math.ceil((start + length) / side))];
+    const span = (start, length, size) => [
+      Math.max(0, Math.floor(start / side)),
+      Math.min(Math.ceil(size / (TILE * 2 ** level)), Math.ceil((start + length) / side)),
+    ];
     const [top, bottom] = span(node.scrollTop, node.clientHeight - this.top, map.rows.length);
     const [left, right] = span(node.scrollLeft, node.clientWidth - this.left, map.columns.length);
     const found = [];
-    for (let row = top; row < bottom; row += 1) for (let column = left; column < right; column += 1) if (!this.isMasked(level, row, column)) found.push([row, column]);
+    for (let row = top; row < bottom; row += 1)
+      for (let column = left; column < right; column += 1)
+        if (!this.isMasked(level, row, column)) found.push([row, column]);
     const far = ([row, column]) => Math.abs(row - (top + bottom - 1) / 2) + Math.abs(column - (left + right - 1) / 2);
     return found.sort((a, b) => far(a) - far(b));
   }
@@ -205,7 +228,11 @@ export class Heatmap {
     const { tile, up } = this.tiles.known(level, ...place) ?? { up: 0 };
     const side = 2 ** (level + up);
     const [r, c] = [Math.floor(row / side), Math.floor(column / side)];
-    const value = tile ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)] : this.isMasked(level, ...place) ? -1 : undefined;
+    const value = tile
+      ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)]
+      : this.isMasked(level, ...place)
+        ? -1
+        : undefined;
     return { row: r * side, column: c * side, side, value };
   }
 
@@ -265,11 +292,15 @@ export class Heatmap {
     if (by) {
       const from = this.cursor ?? this.map;
       const clamp = (value, size) => Math.max(0, Math.min(size - 1, value));
-      this.cursor = { row: clamp(from.row + by[0], this.map.rows.length), column: clamp(from.column + by[1], this.map.columns.length) };
+      this.cursor = {
+        row: clamp(from.row + by[0], this.map.rows.length),
+        column: clamp(from.column + by[1], this.map.columns.length),
+      };
       this.reveal(this.cursor.row, this.cursor.column);
       this.paint();
       this.read(this.at(this.cursor.row, this.cursor.column));
-    } else if ((event.key === "Enter" || event.key === " ") && this.cursor) this.pick(this.cursor.row, this.cursor.column);
+    } else if ((event.key === "Enter" || event.key === " ") && this.cursor)
+      this.pick(this.cursor.row, this.cursor.column);
     else if (event.key === "+" || event.key === "=") this.step(1);
     else if (event.key === "-") this.step(-1);
     else if (event.key === "0") this.fit();

@@ -1,6 +1,19 @@
 // The page: the model's name, the prompt and its tokens, the selection, and the views.
 
-import { request, requestsFor, abortOthers, isSaved, Superseded, ApiError, KeyError, headers, rememberKey, savedFragment, servedModel, SILENT } from "glasshouse/api.js";
+import {
+  request,
+  requestsFor,
+  abortOthers,
+  isSaved,
+  Superseded,
+  ApiError,
+  KeyError,
+  headers,
+  rememberKey,
+  savedFragment,
+  servedModel,
+  SILENT,
+} from "glasshouse/api.js";
 import { turnTheme } from "glasshouse/colour.js";
 import { h, put, reveal } from "glasshouse/dom.js";
 import { ViewContext } from "glasshouse/view_context.js";
@@ -55,28 +68,40 @@ class Page {
 
   async begin() {
     this.state.follow((changed) => this.changed(changed));
-    if (served && this.state.values.answer && !this.state.values.appended.length) await this.openAnswer(this.state.values.answer);
+    if (served && this.state.values.answer && !this.state.values.appended.length)
+      await this.openAnswer(this.state.values.answer);
     const { text: given, appended } = this.state.values;
     if (!given && !appended.length && this.model.example) this.state.begin({ text: this.model.example });
     else this.state.begin({});
     await this.changed(new Set(["text", "view", "checkpoint"]), true);
     const { target, appended: chosen } = this.state.values;
-    if (this.model.kind === "seq2seq" && this.model.generates && !target && !chosen.length && !isSaved) await this.prompt.generate();
+    if (this.model.kind === "seq2seq" && this.model.generates && !target && !chosen.length && !isSaved)
+      await this.prompt.generate();
   }
 
   /** Show the tokens of an answer, on the page of the model that gave it. */
   async openAnswer(id) {
     const answer = await openAnswer(id).catch(() => null);
-    if (!answer) this.state.begin({ view: "chat" }); // which says what is wrong
-    else if (answer.model !== this.model.name) location.replace(`/?model=${encodeURIComponent(answer.model)}${location.hash}`);
+    if (!answer)
+      this.state.begin({ view: "chat" }); // which says what is wrong
+    else if (answer.model !== this.model.name)
+      location.replace(`/?model=${encodeURIComponent(answer.model)}${location.hash}`);
     else if (answer.state) this.state.begin(answer.state);
   }
 
   // Independent of the model
 
   build() {
-    const theme = h("button", { type: "button", class: "tool", on: { click: turnTheme }, "aria-label": "light or dark theme" }, "◐");
-    const keys = h("button", { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keyboard shortcuts" }, "?");
+    const theme = h(
+      "button",
+      { type: "button", class: "tool", on: { click: turnTheme }, "aria-label": "light or dark theme" },
+      "◐",
+    );
+    const keys = h(
+      "button",
+      { type: "button", class: "tool", on: { click: () => this.showKeys() }, "aria-label": "keyboard shortcuts" },
+      "?",
+    );
     this.save = h("button", { type: "button", class: "tool", on: { click: () => this.saveFile() } }, "Save");
     this.name = h("h1", {}, "Glasshouse");
     this.facts = h("p", { class: "facts quiet" });
@@ -90,7 +115,15 @@ class Page {
     this.main = h("main", { id: "main", tabindex: "-1" });
     put(
       this.root,
-      h("header", { class: "top" }, h("img", { src: ICON, alt: "", width: 28, height: 28 }), this.title, isSaved || served ? null : this.save, theme, keys),
+      h(
+        "header",
+        { class: "top" },
+        h("img", { src: ICON, alt: "", width: 28, height: 28 }),
+        this.title,
+        isSaved || served ? null : this.save,
+        theme,
+        keys,
+      ),
       this.waiting,
       this.front,
       h("nav", { class: "where" }, this.tabs, this.selection),
@@ -110,17 +143,46 @@ class Page {
     put(this.name, model.name);
     this.name.title = model.name;
     const kind = { decoder: "decoder", encoder: "encoder", seq2seq: "encoder-decoder" }[model.kind];
-    const layers = model.kind === "seq2seq" ? `${model.n_encoder_layers} + ${model.n_layers} layers` : plural(model.n_layers, "layer");
+    const layers =
+      model.kind === "seq2seq"
+        ? `${model.n_encoder_layers} + ${model.n_layers} layers`
+        : plural(model.n_layers, "layer");
     const shared = model.n_kv_heads === model.n_heads ? "" : ` (${model.n_kv_heads} key-value)`;
-    put(this.facts, [kind, layers, `${plural(model.n_heads, "head")}${shared}`, `d_model ${model.d_model}`, `${count(model.parameters)} parameters`, `${model.position} positions`].join(" · "));
+    put(
+      this.facts,
+      [
+        kind,
+        layers,
+        `${plural(model.n_heads, "head")}${shared}`,
+        `d_model ${model.d_model}`,
+        `${count(model.parameters)} parameters`,
+        `${model.position} positions`,
+      ].join(" · "),
+    );
     this.prompt = new Prompt(this);
     this.checkpointPicker = new CheckpointPicker(this);
     put(this.front, this.prompt.node);
     this.title.after(this.checkpointPicker.node);
     if (served) this.offerModels();
     this.views = VIEWS.filter((view) => model.views.includes(view.name));
-    put(this.tabs, this.views.map((view, number) =>
-      h("button", { type: "button", role: "tab", id: `tab-${view.name}`, "aria-controls": "main", data: { view: view.name }, title: `key ${number + 1}`, on: { click: () => this.choose(view.name) } }, view.title)));
+    put(
+      this.tabs,
+      this.views.map((view, number) =>
+        h(
+          "button",
+          {
+            type: "button",
+            role: "tab",
+            id: `tab-${view.name}`,
+            "aria-controls": "main",
+            data: { view: view.name },
+            title: `key ${number + 1}`,
+            on: { click: () => this.choose(view.name) },
+          },
+          view.title,
+        ),
+      ),
+    );
     this.steppers = {
       token: stepper("token", (token) => this.state.set({ token })),
       layer: stepper("layer", (layer) => this.state.set({ layer })),
@@ -133,20 +195,43 @@ class Page {
   async offerModels() {
     const { models } = await props();
     if (models.length < 2) return;
-    const chosen = h("select", { "aria-label": "model", data: { testid: "model" }, on: { change: () => location.assign(`/?model=${encodeURIComponent(chosen.value)}#view=${this.view.name}`) } }, models.map(({ id }) => h("option", { value: id }, id)));
+    const chosen = h(
+      "select",
+      {
+        "aria-label": "model",
+        data: { testid: "model" },
+        on: { change: () => location.assign(`/?model=${encodeURIComponent(chosen.value)}#view=${this.view.name}`) },
+      },
+      models.map(({ id }) => h("option", { value: id }, id)),
+    );
     chosen.value = servedModel || models[0].id;
     this.title.after(chosen);
   }
 
   /** Ask for the key that the server wants. */
   askForKey() {
-    const key = h("input", { type: "password", id: "key", autocomplete: "off", "aria-label": "key", data: { testid: "key" } });
+    const key = h("input", {
+      type: "password",
+      id: "key",
+      autocomplete: "off",
+      "aria-label": "key",
+      data: { testid: "key" },
+    });
     const enter = (event) => {
       event.preventDefault();
       rememberKey(key.value.trim());
       location.reload();
     };
-    put(this.main, h("form", { class: "panel", on: { submit: enter } }, h("h2", {}, "This server wants a key"), h("p", { class: "about" }, "One of those it was started with. It is kept for this tab alone."), h("div", { class: "controls" }, key, h("button", { class: "act first" }, "Open"))));
+    put(
+      this.main,
+      h(
+        "form",
+        { class: "panel", on: { submit: enter } },
+        h("h2", {}, "This server wants a key"),
+        h("p", { class: "about" }, "One of those it was started with. It is kept for this tab alone."),
+        h("div", { class: "controls" }, key, h("button", { class: "act first" }, "Open")),
+      ),
+    );
     key.focus();
     if (headers().Authorization) this.say("The server did not accept that key.", true);
   }
@@ -183,7 +268,8 @@ class Page {
     for (const name of now) this.due.add(name); // includes changes that were superseded before they were drawn
     this.wait(1);
     try {
-      if (first || [...this.due].some((name) => PROMPT_KEYS.has(name))) { // also retries a failed attempt
+      if (first || [...this.due].some((name) => PROMPT_KEYS.has(name))) {
+        // also retries a failed attempt
         await this.read();
         this.due.add("tokens");
       }
@@ -208,7 +294,11 @@ class Page {
 
   /** The forward passes that are shown: of all panes, with and without edits, and of the patch source. */
   forwardPasses() {
-    const passes = this.panes.flatMap(({ context }) => [context.forwardPass(), context.forwardPass({ unedited: true }), ...(context.state.patch_from ? [context.patchPass] : [])]);
+    const passes = this.panes.flatMap(({ context }) => [
+      context.forwardPass(),
+      context.forwardPass({ unedited: true }),
+      ...(context.state.patch_from ? [context.patchPass] : []),
+    ]);
     return new Set(passes.map((one) => JSON.stringify(one)));
   }
 
@@ -259,7 +349,10 @@ class Page {
       const node = h("div", { class: "pane", data: { checkpoint } }, title, trouble, root);
       return { context, node, trouble, mounted: this.view.mount(context, root) };
     });
-    put(this.main, this.panes.map((pane) => pane.node));
+    put(
+      this.main,
+      this.panes.map((pane) => pane.node),
+    );
     this.main.classList.toggle("comparing", this.panes.length > 1);
     for (const pane of this.panes) this.draw(pane, new Set([...Object.keys(this.state.values), "tokens"]));
   }
@@ -302,8 +395,18 @@ class Page {
   async saveFile() {
     this.save.disabled = true;
     try {
-      const { html } = await request("save", { fragment: this.state.fragmentOf({ checkpoint: this.checkpoints()[0] }), ...requestsFor(this.forwardPasses()) }, { fresh: true });
-      const link = h("a", { href: URL.createObjectURL(new Blob([html], { type: "text/html" })), download: "glasshouse.html" });
+      const { html } = await request(
+        "save",
+        {
+          fragment: this.state.fragmentOf({ checkpoint: this.checkpoints()[0] }),
+          ...requestsFor(this.forwardPasses()),
+        },
+        { fresh: true },
+      );
+      const link = h("a", {
+        href: URL.createObjectURL(new Blob([html], { type: "text/html" })),
+        download: "glasshouse.html",
+      });
       link.click();
       URL.revokeObjectURL(link.href);
       this.say("Saved as glasshouse.html, a standalone file.");
@@ -316,7 +419,17 @@ class Page {
 
   keyHelp() {
     const close = h("button", { type: "button", class: "tool", on: { click: () => this.keys.close() } }, "Close");
-    return h("dialog", { class: "keys", "aria-label": "keyboard shortcuts" }, h("h2", {}, "Keyboard shortcuts"), h("dl", {}, KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)])), close);
+    return h(
+      "dialog",
+      { class: "keys", "aria-label": "keyboard shortcuts" },
+      h("h2", {}, "Keyboard shortcuts"),
+      h(
+        "dl",
+        {},
+        KEYS.map(([key, what]) => [h("dt", {}, key), h("dd", {}, what)]),
+      ),
+      close,
+    );
   }
 
   showKeys() {
@@ -335,7 +448,10 @@ class Page {
     else if (event.key === ".") this.state.set({ head: within(head + 1, this.model.n_heads - 1) });
     else if (event.key === "?") this.showKeys();
     else if (number >= 1 && number <= this.views.length) this.choose(this.views[number - 1].name);
-    else if (event.target.getAttribute?.("role") === "tab" && (event.key === "ArrowRight" || event.key === "ArrowLeft")) {
+    else if (
+      event.target.getAttribute?.("role") === "tab" &&
+      (event.key === "ArrowRight" || event.key === "ArrowLeft")
+    ) {
       const at = this.views.indexOf(this.view) + (event.key === "ArrowRight" ? 1 : -1);
       const next = this.views[(at + this.views.length) % this.views.length];
       this.state.set({ view: next.name });

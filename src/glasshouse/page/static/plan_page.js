@@ -7,5 +7,13 @@ import { panel } from "glasshouse/widgets.js";
 
 const { name, plan } = JSON.parse(document.getElementById("plan").textContent);
 const picture = planPicture();
-document.getElementById("page").replaceChildren(h("main", { class: "run plan-page" }, panel(`Plan of ${name}`, `Layout ${plan.layout.kind}: ${plan.layout.why}.`, picture)));
+document
+  .getElementById("page")
+  .replaceChildren(
+    h(
+      "main",
+      { class: "run plan-page" },
+      panel(`Plan of ${name}`, `Layout ${plan.layout.kind}: ${plan.layout.why}.`, picture),
+    ),
+  );
 picture.show(plan);

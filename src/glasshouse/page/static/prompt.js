@@ -17,18 +17,68 @@ export class Prompt {
     this.isSeq2Seq = page.model.kind === "seq2seq";
     this.actions = h("span", { class: "actions" });
     this.sides = this.isSeq2Seq
-      ? [this.side("source", "text", "Source", "Source text"), this.side("target", "target", "Target", "Target prefix (optional)")]
-      : [this.side("text", "text", "Text", page.model.tokenizer ? "Type or paste text" : "Token ids, such as 5 7 11")];
+      ? [
+          this.side("source", "text", "Source", "Source text"),
+          this.side("target", "target", "Target", "Target prefix (optional)"),
+        ]
+      : [
+          this.side(
+            "text",
+            "text",
+            "Text",
+            page.model.tokenizer ? "Type or paste text" : "Token ids, such as 5 7 11",
+          ),
+        ];
     this.sides.at(-1).area.after(this.actions); // they change the target, or the only text
-    this.node = h("section", { class: "prompt", "aria-label": "text" }, this.sides.map((one) => one.node));
+    this.node = h(
+      "section",
+      { class: "prompt", "aria-label": "text" },
+      this.sides.map((one) => one.node),
+    );
   }
 
   /** A text box and its tokens, in one line until they are unfolded. */
   side(name, key, label, placeholder) {
-    const area = h("textarea", { rows: 2, id: `box-${key}`, "aria-labelledby": `label-${key}`, placeholder, spellcheck: "false", autocomplete: "off", data: { testid: `box-${key}` }, on: { input: () => this.typed() } });
-    const strip = h("div", { class: "strip folded", id: `strip-${name}`, role: "listbox", "aria-label": name === "text" ? "tokens" : `tokens of the ${name}`, tabindex: "0", data: { testid: `strip-${name}` }, on: { click: (event) => this.picked(name, event), keydown: (event) => this.walked(name, event), scroll: () => this.fade(strip) } });
-    const fold = h("button", { type: "button", class: "fold", "aria-controls": strip.id, "aria-expanded": "false", title: UNFOLD, data: { testid: `fold-${name}` }, on: { click: () => this.turn(side) } });
-    const node = h("div", { class: "side" }, h("label", { class: "name", id: `label-${key}`, for: area.id }, label), h("div", { class: "write" }, area), fold, strip);
+    const area = h("textarea", {
+      rows: 2,
+      id: `box-${key}`,
+      "aria-labelledby": `label-${key}`,
+      placeholder,
+      spellcheck: "false",
+      autocomplete: "off",
+      data: { testid: `box-${key}` },
+      on: { input: () => this.typed() },
+    });
+    const strip = h("div", {
+      class: "strip folded",
+      id: `strip-${name}`,
+      role: "listbox",
+      "aria-label": name === "text" ? "tokens" : `tokens of the ${name}`,
+      tabindex: "0",
+      data: { testid: `strip-${name}` },
+      on: {
+        click: (event) => this.picked(name, event),
+        keydown: (event) => this.walked(name, event),
+        scroll: () => this.fade(strip),
+      },
+    });
+    const fold = h("button", {
+      type: "button",
+      class: "fold",
+      "aria-controls": strip.id,
+      "aria-expanded": "false",
+      title: UNFOLD,
+      data: { testid: `fold-${name}` },
+      on: { click: () => this.turn(side) },
+    });
+    const node = h(
+      "div",
+      { class: "side" },
+      h("label", { class: "name", id: `label-${key}`, for: area.id }, label),
+      h("div", { class: "write" }, area),
+      fold,
+      strip,
+    );
     const side = { name, key, area, strip, fold, node };
     new ResizeObserver(() => this.show(side)).observe(strip);
     return side;
@@ -59,7 +109,10 @@ export class Prompt {
   typed() {
     clearTimeout(this.pause);
     const written = () => Object.fromEntries(this.sides.map(({ key, area }) => [key, area.value]));
-    this.pause = setTimeout(() => this.page.state.set({ ...written(), appended: [], masked: [], token: -1, key: 0 }), PAUSE);
+    this.pause = setTimeout(
+      () => this.page.state.set({ ...written(), appended: [], masked: [], token: -1, key: 0 }),
+      PAUSE,
+    );
   }
 
   picked(side, event) {
@@ -83,7 +136,8 @@ export class Prompt {
 
   draw(changed) {
     const { state, tokens } = this.page;
-    for (const { key, area } of this.sides) if (area.value !== state.values[key] && document.activeElement !== area) area.value = state.values[key];
+    for (const { key, area } of this.sides)
+      if (area.value !== state.values[key] && document.activeElement !== area) area.value = state.values[key];
     if (changed.has("tokens")) for (const side of this.sides) this.fill(side, tokens[side.name]);
     this.mark();
     this.drawActions();
@@ -95,7 +149,14 @@ export class Prompt {
     const chunks = [];
     for (let start = 0; start < row.length; start += CHUNK) {
       const some = row.slice(start, start + CHUNK).map((one, i) =>
-        token(one, { role: "option", id: `${name}-${start + i}`, class: start + i >= from ? "appended" : "", data: { place: start + i, id: one.id }, "aria-label": `${one.text}, token ${start + i}, id ${one.id}` }));
+        token(one, {
+          role: "option",
+          id: `${name}-${start + i}`,
+          class: start + i >= from ? "appended" : "",
+          data: { place: start + i, id: one.id },
+          "aria-label": `${one.text}, token ${start + i}, id ${one.id}`,
+        }),
+      );
       chunks.push(h("span", { class: "chunk", role: "presentation" }, some));
     }
     put(strip, chunks);
@@ -129,14 +190,30 @@ export class Prompt {
     const { model, state } = this.page;
     const { appended, masked } = state.values;
     const at = new ViewContext(this.page, "").token;
-    const button = (text, act, testid) => h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text);
+    const button = (text, act, testid) =>
+      h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text);
     const isMasked = masked.includes(at);
     put(
       this.actions,
-      appended.length ? button("remove last token", () => state.set({ appended: appended.slice(0, -1), token: -1 }), "remove-last") : null,
-      appended.length > 1 ? button(`remove all ${appended.length}`, () => state.set({ appended: [], token: -1 }), "remove-all") : null,
-      this.isSeq2Seq && model.generates ? button(appended.length ? "regenerate target" : "generate target", () => this.generate(), "generate-target") : null,
-      model.has_mask_token ? button(isMasked ? "unmask this token" : "mask this token", () => state.set({ masked: isMasked ? masked.filter((one) => one !== at) : [...masked, at].sort((a, b) => a - b) }), "mask") : null,
+      appended.length
+        ? button("remove last token", () => state.set({ appended: appended.slice(0, -1), token: -1 }), "remove-last")
+        : null,
+      appended.length > 1
+        ? button(`remove all ${appended.length}`, () => state.set({ appended: [], token: -1 }), "remove-all")
+        : null,
+      this.isSeq2Seq && model.generates
+        ? button(appended.length ? "regenerate target" : "generate target", () => this.generate(), "generate-target")
+        : null,
+      model.has_mask_token
+        ? button(
+            isMasked ? "unmask this token" : "mask this token",
+            () =>
+              state.set({
+                masked: isMasked ? masked.filter((one) => one !== at) : [...masked, at].sort((a, b) => a - b),
+              }),
+            "mask",
+          )
+        : null,
     );
   }
 

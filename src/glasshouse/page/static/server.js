@@ -8,7 +8,12 @@ const PAUSE = 100; // milliseconds between them
 async function send(path, body, signal) {
   let answer;
   try {
-    answer = await fetch(path, body ? { method: "POST", headers: headers(), body: JSON.stringify(body), signal } : { headers: headers(), signal });
+    answer = await fetch(
+      path,
+      body
+        ? { method: "POST", headers: headers(), body: JSON.stringify(body), signal }
+        : { headers: headers(), signal },
+    );
   } catch (error) {
     throw error.name === "AbortError" ? error : new ApiError(SILENT);
   }
@@ -26,13 +31,17 @@ export async function props() {
 /** How many tokens may follow the prompt of a request; none where it does not fit. */
 export async function roomAfter({ model, messages, prompt }, signal) {
   if (Array.isArray(prompt)) return Infinity; // whoever has the ids has counted them
-  const { count, max_model_len: most } = await (await send("/tokenize", messages ? { model, messages } : { model, prompt }, signal)).json();
+  const { count, max_model_len: most } = await (
+    await send("/tokenize", messages ? { model, messages } : { model, prompt }, signal)
+  ).json();
   return most - count;
 }
 
 /** Send a request and call back with each event of its answer. */
 export async function stream(path, body, signal, act) {
-  const reader = (await send(path, { ...body, stream: true }, signal)).body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = (await send(path, { ...body, stream: true }, signal)).body
+    .pipeThrough(new TextDecoderStream())
+    .getReader();
   let text = "";
   for (;;) {
     const { done, value } = await reader.read();

@@ -16,7 +16,11 @@ function parse(fragment, now = DEFAULTS) {
     }
     try {
       const given = JSON.parse(value);
-      if (name in DEFAULTS && (typeof given !== typeof DEFAULTS[name] || Array.isArray(given) !== Array.isArray(DEFAULTS[name]))) continue;
+      if (
+        name in DEFAULTS &&
+        (typeof given !== typeof DEFAULTS[name] || Array.isArray(given) !== Array.isArray(DEFAULTS[name]))
+      )
+        continue;
       state[name] = given;
     } catch {
       if (!(name in DEFAULTS)) state[name] = value;

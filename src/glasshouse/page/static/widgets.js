@@ -13,9 +13,26 @@ export function panel(title, sentence, ...children) {
 
 /** A token with visible whitespace; special tokens and raw bytes are styled differently. */
 export function token(one, { tag = "span", title, ...properties } = {}) {
-  const kinds = ["token", one.text.length > SHORT ? "long" : "", one.kind ?? "", one.masked ? "masked" : "", properties.class ?? ""].filter(Boolean);
-  const said = one.kind === "bytes" ? `bytes ${one.text}` : one.kind === "special" ? `special token ${one.text}` : null;
-  return h(tag, { ...properties, class: kinds.join(" "), dir: "ltr", "aria-label": properties["aria-label"] ?? said, title: title ?? `${one.text} · id ${one.id}` }, one.text);
+  const kinds = [
+    "token",
+    one.text.length > SHORT ? "long" : "",
+    one.kind ?? "",
+    one.masked ? "masked" : "",
+    properties.class ?? "",
+  ].filter(Boolean);
+  const said =
+    one.kind === "bytes" ? `bytes ${one.text}` : one.kind === "special" ? `special token ${one.text}` : null;
+  return h(
+    tag,
+    {
+      ...properties,
+      class: kinds.join(" "),
+      dir: "ltr",
+      "aria-label": properties["aria-label"] ?? said,
+      title: title ?? `${one.text} · id ${one.id}`,
+    },
+    one.text,
+  );
 }
 
 /** A rounded number; the exact value is in data-value. */
@@ -25,10 +42,23 @@ export function numberLabel(value, testid) {
 
 /** A number between two arrows. Returns an element with `show(value, most)`. */
 export function stepper(label, onchange) {
-  const input = h("input", { type: "number", min: 0, "aria-label": label, on: { change: () => move(Number(input.value)) } });
+  const input = h("input", {
+    type: "number",
+    min: 0,
+    "aria-label": label,
+    on: { change: () => move(Number(input.value)) },
+  });
   const of = h("span", { class: "quiet" });
-  const less = h("button", { type: "button", "aria-label": `${label}: one less`, on: { click: () => move(Number(input.value) - 1) } }, "‹");
-  const more = h("button", { type: "button", "aria-label": `${label}: one more`, on: { click: () => move(Number(input.value) + 1) } }, "›");
+  const less = h(
+    "button",
+    { type: "button", "aria-label": `${label}: one less`, on: { click: () => move(Number(input.value) - 1) } },
+    "‹",
+  );
+  const more = h(
+    "button",
+    { type: "button", "aria-label": `${label}: one more`, on: { click: () => move(Number(input.value) + 1) } },
+    "›",
+  );
   let most = 0;
   function move(value) {
     const held = Math.max(0, Math.min(most, Math.round(value) || 0));
@@ -50,7 +80,19 @@ export function stepper(label, onchange) {
 /** A slider with its value. Returns an element with `show(value)`. */
 export function slider(label, { min, max, step, shown = String, oninput }) {
   const value = h("output", {});
-  const input = h("input", { type: "range", min, max, step, "aria-label": label, on: { input: () => { put(value, shown(Number(input.value))); oninput(Number(input.value)); } } });
+  const input = h("input", {
+    type: "range",
+    min,
+    max,
+    step,
+    "aria-label": label,
+    on: {
+      input: () => {
+        put(value, shown(Number(input.value)));
+        oninput(Number(input.value));
+      },
+    },
+  });
   const node = h("label", { class: "slider" }, h("span", { class: "name" }, label), input, value);
   node.show = (number) => {
     input.value = number;
@@ -65,8 +107,13 @@ export function slider(label, { min, max, step, shown = String, oninput }) {
 /** One of several, as a row of buttons. Options are [value, text]. Returns an element with `show(value)`. */
 export function choice(label, options, onchange) {
   const buttons = options.map(([value, text]) =>
-    h("button", { type: "button", role: "radio", data: { value }, on: { click: () => onchange(value) } }, text));
-  const node = h("span", { class: "choice", role: "radiogroup", "aria-label": label, on: { keydown: walk } }, buttons);
+    h("button", { type: "button", role: "radio", data: { value }, on: { click: () => onchange(value) } }, text),
+  );
+  const node = h(
+    "span",
+    { class: "choice", role: "radiogroup", "aria-label": label, on: { keydown: walk } },
+    buttons,
+  );
   function walk(event) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!by) return;
@@ -87,23 +134,47 @@ export function choice(label, options, onchange) {
 
 /** Horizontal bars: rows of {name (a node or text), share (0 to 1), second (0 to 1), value, text, title, onclick}. */
 export function bars(rows, { label }) {
-  return h("div", { class: "bars", role: "list", "aria-label": label }, rows.map((row) => {
-    const filled = h("span", { class: "filled", style: { width: `${100 * Math.max(0, Math.min(1, row.share))}%` } });
-    const under = row.second === undefined ? null : h("span", { class: "under", style: { width: `${100 * Math.max(0, Math.min(1, row.second))}%` } });
-    const line = [h("span", { class: "what" }, row.name), h("span", { class: "track", "aria-hidden": "true" }, under, filled), h("span", { class: "figure", data: { value: row.value } }, row.text)];
-    const inner = row.onclick ? h("button", { type: "button", title: row.title, class: "bar", on: { click: row.onclick } }, line) : h("div", { class: "bar", title: row.title }, line);
-    return h("div", { role: "listitem", class: row.class ?? "", data: row.data ?? {} }, inner);
-  }));
+  return h(
+    "div",
+    { class: "bars", role: "list", "aria-label": label },
+    rows.map((row) => {
+      const filled = h("span", {
+        class: "filled",
+        style: { width: `${100 * Math.max(0, Math.min(1, row.share))}%` },
+      });
+      const under =
+        row.second === undefined
+          ? null
+          : h("span", { class: "under", style: { width: `${100 * Math.max(0, Math.min(1, row.second))}%` } });
+      const line = [
+        h("span", { class: "what" }, row.name),
+        h("span", { class: "track", "aria-hidden": "true" }, under, filled),
+        h("span", { class: "figure", data: { value: row.value } }, row.text),
+      ];
+      const inner = row.onclick
+        ? h("button", { type: "button", title: row.title, class: "bar", on: { click: row.onclick } }, line)
+        : h("div", { class: "bar", title: row.title }, line);
+      return h("div", { role: "listitem", class: row.class ?? "", data: row.data ?? {} }, inner);
+    }),
+  );
 }
 
 /** Python code that computes the numbers on the screen. */
 export function python(code) {
-  return h("details", { class: "python" }, h("summary", {}, "the same in Python"), h("pre", { tabindex: "0" }, h("code", {}, code)));
+  return h(
+    "details",
+    { class: "python" },
+    h("summary", {}, "the same in Python"),
+    h("pre", { tabindex: "0" }, h("code", {}, code)),
+  );
 }
 
 /** A Python string literal. */
 export function quoted(text) {
-  const code = (one) => (one.length > 1 ? `\\U${one.codePointAt(0).toString(16).padStart(8, "0")}` : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`);
+  const code = (one) =>
+    one.length > 1
+      ? `\\U${one.codePointAt(0).toString(16).padStart(8, "0")}`
+      : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return JSON.stringify(text).replace(/[^\x20-\x7e]/gu, code);
 }
 

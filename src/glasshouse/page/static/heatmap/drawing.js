@@ -106,7 +106,17 @@ function drawTiles(heatmap, pen) {
     const part = TILE / 2 ** up;
     const [left, above] = [(column % 2 ** up) * part, (row % 2 ** up) * part];
     const [wide, tall] = [Math.min(part, tile.shape[1] - left), Math.min(part, tile.shape[0] - above)];
-    pen.drawImage(picture(heatmap, tile), left, above, wide, tall, x, y, wide * size * 2 ** up, tall * size * 2 ** up);
+    pen.drawImage(
+      picture(heatmap, tile),
+      left,
+      above,
+      wide,
+      tall,
+      x,
+      y,
+      wide * size * 2 ** up,
+      tall * size * 2 ** up,
+    );
   }
 }
 
@@ -128,12 +138,24 @@ function drawLines(heatmap, pen, right, bottom) {
 function drawNumbers(heatmap, pen) {
   const { map, node, cell } = heatmap;
   Object.assign(pen, { font: NAMES.replace("12px", "11px"), textAlign: "center", textBaseline: "middle" });
-  for (let row = Math.floor(node.scrollTop / cell); row < Math.min(map.rows.length, (node.scrollTop + node.clientHeight) / cell); row += 1) {
-    for (let column = Math.floor(node.scrollLeft / cell); column < Math.min(map.columns.length, (node.scrollLeft + node.clientWidth) / cell); column += 1) {
+  for (
+    let row = Math.floor(node.scrollTop / cell);
+    row < Math.min(map.rows.length, (node.scrollTop + node.clientHeight) / cell);
+    row += 1
+  ) {
+    for (
+      let column = Math.floor(node.scrollLeft / cell);
+      column < Math.min(map.columns.length, (node.scrollLeft + node.clientWidth) / cell);
+      column += 1
+    ) {
       const { value } = heatmap.at(row, column);
       if (!(value >= 0.005)) continue;
       pen.fillStyle = ink(map.normalize(value));
-      pen.fillText(value.toFixed(2), heatmap.left + (column + 0.5) * cell - node.scrollLeft, heatmap.top + (row + 0.5) * cell - node.scrollTop);
+      pen.fillText(
+        value.toFixed(2),
+        heatmap.left + (column + 0.5) * cell - node.scrollLeft,
+        heatmap.top + (row + 0.5) * cell - node.scrollTop,
+      );
     }
   }
 }
@@ -155,7 +177,12 @@ function drawSelection(heatmap, pen, right, bottom) {
   const side = 2 ** heatmap.level * cell;
   pen.strokeStyle = accent;
   pen.setLineDash([3, 2]);
-  pen.strokeRect(heatmap.left + heatmap.cursor.column * cell - node.scrollLeft - 1, heatmap.top + heatmap.cursor.row * cell - node.scrollTop - 1, Math.max(side, 5) + 2, Math.max(side, 5) + 2);
+  pen.strokeRect(
+    heatmap.left + heatmap.cursor.column * cell - node.scrollLeft - 1,
+    heatmap.top + heatmap.cursor.row * cell - node.scrollTop - 1,
+    Math.max(side, 5) + 2,
+    Math.max(side, 5) + 2,
+  );
   pen.setLineDash([]);
 }
 
@@ -180,7 +207,8 @@ function drawTokens(heatmap, pen, width, height) {
     const y = heatmap.top + (row + 0.5) * cell - node.scrollTop;
     if (y > height + cell) break;
     const text = cut(map.rows[row].text, most);
-    if (row === map.row) drawTag(pen, heatmap.left - 8 - pen.measureText(text).width, y, pen.measureText(text).width, colours.mark);
+    if (row === map.row)
+      drawTag(pen, heatmap.left - 8 - pen.measureText(text).width, y, pen.measureText(text).width, colours.mark);
     pen.fillStyle = row === map.row ? colours["mark-ink"] : colours.ink;
     pen.fillText(text, heatmap.left - 8, y);
   }

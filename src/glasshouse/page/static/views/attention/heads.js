@@ -13,16 +13,44 @@ const NAMELESS = "–";
 export function heads(selection) {
   const { context } = selection;
   const { model } = context;
-  const kinds = model.attentions.length > 1
-    ? choice("which attention", model.attentions.map((one) => [one.site, one.title]), (attention) => context.set({ attention }))
-    : null;
-  const scale = choice("colour", Object.entries(SCALES).map(([name, { title }]) => [name, title]), (one) => context.set({ attention_scale: one }));
+  const kinds =
+    model.attentions.length > 1
+      ? choice(
+          "which attention",
+          model.attentions.map((one) => [one.site, one.title]),
+          (attention) => context.set({ attention }),
+        )
+      : null;
+  const scale = choice(
+    "colour",
+    Object.entries(SCALES).map(([name, { title }]) => [name, title]),
+    (one) => context.set({ attention_scale: one }),
+  );
   const legend = h("div", { class: "scale-legend" });
-  const grid = h("div", { class: "heads", role: "group", "aria-label": "all heads; move with the arrow keys", data: { testid: "heads" }, on: { scroll: () => look(), keydown: walk } });
+  const grid = h("div", {
+    class: "heads",
+    role: "group",
+    "aria-label": "all heads; move with the arrow keys",
+    data: { testid: "heads" },
+    on: { scroll: () => look(), keydown: walk },
+  });
   const named = h("p", { class: "quiet named", data: { testid: "named" } });
   const note = h("p", { class: "quiet named", data: { testid: "heads-note" } });
-  const controls = h("div", { class: "controls" }, kinds, h("span", { class: "labelled" }, h("span", { class: "name" }, "colour"), scale), legend);
-  const node = panel("All heads", "Attention patterns of all heads: rows are queries, columns are keys, colour is the attention weight. Click a head to enlarge it.", controls, grid, named, note);
+  const controls = h(
+    "div",
+    { class: "controls" },
+    kinds,
+    h("span", { class: "labelled" }, h("span", { class: "name" }, "colour"), scale),
+    legend,
+  );
+  const node = panel(
+    "All heads",
+    "Attention patterns of all heads: rows are queries, columns are keys, colour is the attention weight. Click a head to enlarge it.",
+    controls,
+    grid,
+    named,
+    note,
+  );
   node.classList.add("all");
   if (kinds) kinds.dataset.testid = "kinds";
   scale.dataset.testid = "scale";
@@ -43,20 +71,51 @@ export function heads(selection) {
       const cells = Array.from({ length: model.n_heads }, (__, head) => {
         const canvas = h("canvas", { width: 1, height: 1, "aria-hidden": "true" });
         const label = h("span", { class: "label" });
-        const button = h("button", { type: "button", class: "small-map", "aria-pressed": "false", tabindex: "-1", data: { testid: `head-${layer}-${head}`, layer, head }, on: { click: () => context.set({ layer, head }) } }, canvas, label);
+        const button = h(
+          "button",
+          {
+            type: "button",
+            class: "small-map",
+            "aria-pressed": "false",
+            tabindex: "-1",
+            data: { testid: `head-${layer}-${head}`, layer, head },
+            on: { click: () => context.set({ layer, head }) },
+          },
+          canvas,
+          label,
+        );
         return { button, canvas, label, layer, head };
       });
-      const line = h("div", { class: "layer", style: { "--heads": model.n_heads } }, h("span", { class: "name" }, h("span", { class: "word" }, "layer "), String(layer)), cells.map((one) => one.button));
+      const line = h(
+        "div",
+        { class: "layer", style: { "--heads": model.n_heads } },
+        h("span", { class: "name" }, h("span", { class: "word" }, "layer "), String(layer)),
+        cells.map((one) => one.button),
+      );
       return { line, cells, layer, loaded: "", small: null };
     });
-    const top = h("div", { class: "layer top", "aria-hidden": "true", style: { "--heads": model.n_heads } }, h("span", {}), Array.from({ length: model.n_heads }, (_, head) => h("span", { class: "name" }, head ? String(head) : "head 0")));
-    put(grid, top, rows.map((row) => row.line));
+    const top = h(
+      "div",
+      { class: "layer top", "aria-hidden": "true", style: { "--heads": model.n_heads } },
+      h("span", {}),
+      Array.from({ length: model.n_heads }, (_, head) =>
+        h("span", { class: "name" }, head ? String(head) : "head 0"),
+      ),
+    );
+    put(
+      grid,
+      top,
+      rows.map((row) => row.line),
+    );
   }
 
   function mark() {
     const chosen = rows[selection.layer]?.cells[selection.head]?.button;
     if (!chosen || chosen === marked) return;
-    for (const [button, on] of [[marked, false], [chosen, true]]) {
+    for (const [button, on] of [
+      [marked, false],
+      [chosen, true],
+    ]) {
       button?.setAttribute("aria-pressed", on);
       if (button) button.tabIndex = on ? 0 : -1;
     }
@@ -106,9 +165,15 @@ export function heads(selection) {
     const now = topic();
     for (;;) {
       const [top, bottom] = [grid.scrollTop, grid.scrollTop + grid.clientHeight];
-      const next = rows.find(({ line, loaded }) => loaded !== now && line.offsetTop < bottom && line.offsetTop + line.offsetHeight > top);
+      const next = rows.find(
+        ({ line, loaded }) => loaded !== now && line.offsetTop < bottom && line.offsetTop + line.offsetHeight > top,
+      );
       if (!next) return;
-      const found = await context.request("maps", { forward_pass: context.forwardPass(), attention: selection.kind.site, layer: next.layer });
+      const found = await context.request("maps", {
+        forward_pass: context.forwardPass(),
+        attention: selection.kind.site,
+        layer: next.layer,
+      });
       if (topic() !== now) return;
       next.loaded = now;
       next.small = decodeTensor(found.maps);
@@ -119,7 +184,9 @@ export function heads(selection) {
 
   function look() {
     context.page.wait(1);
-    fetchRows().catch(() => {}).finally(() => context.page.wait(-1));
+    fetchRows()
+      .catch(() => {})
+      .finally(() => context.page.wait(-1));
   }
 
   function name(found) {
@@ -130,9 +197,15 @@ export function heads(selection) {
       for (const { button, label, layer, head } of cells) {
         const one = found?.heads[layer][head];
         const value = one?.[one.label];
-        put(label, one ? (one.label ? [h("span", {}, typeName(one.label)), h("b", {}, value.toFixed(2))] : NAMELESS) : "");
+        put(
+          label,
+          one ? (one.label ? [h("span", {}, typeName(one.label)), h("b", {}, value.toFixed(2))] : NAMELESS) : "",
+        );
         Object.assign(button.dataset, { label: one?.label ?? "", value: value ?? "" });
-        button.setAttribute("aria-label", `layer ${layer}, head ${head}${one ? `: ${one.label ? `${one.label} ${short(value)}` : "no label"}` : ""}`);
+        button.setAttribute(
+          "aria-label",
+          `layer ${layer}, head ${head}${one ? `: ${one.label ? `${one.label} ${short(value)}` : "no label"}` : ""}`,
+        );
       }
     }
   }
@@ -141,7 +214,12 @@ export function heads(selection) {
     const used = new Set(found.heads.flat().map((one) => one.label));
     const said = Object.entries(SCORES).filter(([kind]) => used.has(kind));
     if (used.has(null)) said.push([NAMELESS, "none"]);
-    put(named, "Labelled by the head score that most exceeds uniform attention: ", said.map(([kind, what], i) => [i ? "; " : "", h("b", {}, typeName(kind)), ` ${what}`]), ".");
+    put(
+      named,
+      "Labelled by the head score that most exceeds uniform attention: ",
+      said.map(([kind, what], i) => [i ? "; " : "", h("b", {}, typeName(kind)), ` ${what}`]),
+      ".",
+    );
   }
 
   return {
@@ -158,16 +236,22 @@ export function heads(selection) {
       await fetchRows();
       let found;
       try {
-        found = await context.request("scores", { forward_pass: context.forwardPass(), attention: selection.kind.site });
+        found = await context.request("scores", {
+          forward_pass: context.forwardPass(),
+          attention: selection.kind.site,
+        });
       } catch (error) {
         if (error instanceof Superseded) throw error;
         put(named, `No head types here: ${error.message}`);
       }
       if (found) name(found);
       const said = [];
-      if (pooling && Math.max(...pooling.pool_size) > 1) said.push(`Each cell is the maximum over ${pooling.pool_size[0]} × ${pooling.pool_size[1]} tokens.`);
-      if (pooling?.stride > 1) said.push(`Only every ${ordinal(pooling.stride)} query is drawn here; the large map has all.`);
-      if (found && found.scored < found.of) said.push(`Head scores are computed on the first ${count(found.scored)} of ${count(found.of)} tokens.`);
+      if (pooling && Math.max(...pooling.pool_size) > 1)
+        said.push(`Each cell is the maximum over ${pooling.pool_size[0]} × ${pooling.pool_size[1]} tokens.`);
+      if (pooling?.stride > 1)
+        said.push(`Only every ${ordinal(pooling.stride)} query is drawn here; the large map has all.`);
+      if (found && found.scored < found.of)
+        said.push(`Head scores are computed on the first ${count(found.scored)} of ${count(found.of)} tokens.`);
       put(note, said.join(" "));
       note.hidden = !said.length;
     },
@@ -176,14 +260,28 @@ export function heads(selection) {
 }
 
 function ordinal(n) {
-  const end = n % 100 > 10 && n % 100 < 14 ? "th" : { 1: "st", 2: "nd", 3: "rd" }[n % 10] ?? "th";
+  const end = n % 100 > 10 && n % 100 < 14 ? "th" : ({ 1: "st", 2: "nd", 3: "rd" }[n % 10] ?? "th");
   return `${n}${end}`;
 }
 
 /** Colour legend: the colours stay, the ticks move. */
 function scaleLegend(selection) {
   const { ticks: weights, normalize } = SCALES[selection.scale];
-  const ticks = weights.map((weight) => h("span", { style: { left: `${100 * normalize(weight)}%` } }, String(weight)));
+  const ticks = weights.map((weight) =>
+    h("span", { style: { left: `${100 * normalize(weight)}%` } }, String(weight)),
+  );
   const hidden = selection.kind.causal ? h("span", { class: "cannot" }, h("i", {}), "causal mask") : null;
-  return [h("span", { class: "labelled" }, h("span", { class: "name" }, "weight"), h("span", { class: "ramp", role: "img", "aria-label": "colours from no weight to all of it" }, h("span", { class: "ticks", "aria-hidden": "true" }, ticks))), hidden];
+  return [
+    h(
+      "span",
+      { class: "labelled" },
+      h("span", { class: "name" }, "weight"),
+      h(
+        "span",
+        { class: "ramp", role: "img", "aria-label": "colours from no weight to all of it" },
+        h("span", { class: "ticks", "aria-hidden": "true" }, ticks),
+      ),
+    ),
+    hidden,
+  ];
 }

@@ -10,7 +10,18 @@ export function row(selection) {
   const title = h("h2", {});
   const bits = strip(selection);
   const top = h("div", { data: { testid: "row-top" } });
-  const node = h("section", { class: "panel whole" }, title, h("p", { class: "about" }, "Attention weights of the selected query on all keys. Click a key to see how its weight is computed."), bits.node, top);
+  const node = h(
+    "section",
+    { class: "panel whole" },
+    title,
+    h(
+      "p",
+      { class: "about" },
+      "Attention weights of the selected query on all keys. Click a key to see how its weight is computed.",
+    ),
+    bits.node,
+    top,
+  );
   return {
     node,
     async draw() {
@@ -19,16 +30,32 @@ export function row(selection) {
       put(title, "Weights of query ", token(queries[query], { class: "selected" }), ` (token ${query})`);
       bits.draw(found);
       const most = found.top[0]?.weight || 1;
-      put(top, h("h4", {}, found.top.length < found.seen ? `The ${found.top.length} largest of ${count(found.seen)}` : "Sorted by weight"), bars(found.top.map((one) => ({
-        name: [token(keys[one.key], { class: one.key === key ? "compared" : "" }), h("span", { class: "quiet" }, ` ${one.key}`)],
-        share: one.weight / most,
-        value: one.weight,
-        text: short(one.weight),
-        title: `score ${short(one.score)}`,
-        data: { key: one.key, score: one.score },
-        class: one.key === key ? "chosen" : "",
-        onclick: () => selection.choose({ key: one.key }),
-      })), { label: "largest weights" }));
+      put(
+        top,
+        h(
+          "h4",
+          {},
+          found.top.length < found.seen
+            ? `The ${found.top.length} largest of ${count(found.seen)}`
+            : "Sorted by weight",
+        ),
+        bars(
+          found.top.map((one) => ({
+            name: [
+              token(keys[one.key], { class: one.key === key ? "compared" : "" }),
+              h("span", { class: "quiet" }, ` ${one.key}`),
+            ],
+            share: one.weight / most,
+            value: one.weight,
+            text: short(one.weight),
+            title: `score ${short(one.score)}`,
+            data: { key: one.key, score: one.score },
+            class: one.key === key ? "chosen" : "",
+            onclick: () => selection.choose({ key: one.key }),
+          })),
+          { label: "largest weights" },
+        ),
+      );
     },
     close: () => bits.close(),
   };
@@ -48,7 +75,9 @@ function strip(selection) {
   function pick(event) {
     const place = canvas.getBoundingClientRect();
     const { length } = selection.keys;
-    selection.choose({ key: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - place.left) / place.width) * length))) });
+    selection.choose({
+      key: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - place.left) / place.width) * length))),
+    });
   }
 
   function paint() {
@@ -60,10 +89,20 @@ function strip(selection) {
     const pen = canvas.getContext("2d");
     pen.setTransform(fine, 0, 0, fine, 0, 0);
     const style = getComputedStyle(node);
-    const [sheet, accent, more, quiet, compare, compareInk] = ["sheet", "accent", "more", "quiet", "compare", "compare-ink"].map((name) => style.getPropertyValue(`--${name}`).trim());
+    const [sheet, accent, more, quiet, compare, compareInk] = [
+      "sheet",
+      "accent",
+      "more",
+      "quiet",
+      "compare",
+      "compare-ink",
+    ].map((name) => style.getPropertyValue(`--${name}`).trim());
     const { data } = decodeTensor(found.weights);
     const size = width / data.length;
-    const most = Math.max(data.reduce((so, one) => Math.max(so, one), 0), 1e-9);
+    const most = Math.max(
+      data.reduce((so, one) => Math.max(so, one), 0),
+      1e-9,
+    );
     const gap = size > 6 ? 2 : size > 3 ? 1 : 0;
     pen.fillStyle = sheet; // masked keys stay hatched
     pen.fillRect(0, tall, width, below);
@@ -88,16 +127,33 @@ function strip(selection) {
     }
     pen.fill();
     if (size >= 26) {
-      Object.assign(pen, { font: "11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace", textAlign: "center", textBaseline: "middle", direction: "ltr" });
+      Object.assign(pen, {
+        font: "11px ui-monospace, Menlo, Consolas, 'DejaVu Sans Mono', monospace",
+        textAlign: "center",
+        textBaseline: "middle",
+        direction: "ltr",
+      });
       const room = Math.max(1, Math.floor((size - 4) / 6.7));
       keys.forEach((one, place) => {
         const letters = [...one.text];
         pen.fillStyle = place === key ? compareInk : quiet;
-        pen.fillText(letters.length > room ? `${letters.slice(0, room - 1).join("")}…` : one.text, (place + 0.5) * size, tall + 13);
+        pen.fillText(
+          letters.length > room ? `${letters.slice(0, room - 1).join("")}…` : one.text,
+          (place + 0.5) * size,
+          tall + 13,
+        );
       });
     }
-    canvas.setAttribute("aria-label", `weights of token ${query} on all ${data.length} tokens; the largest is ${short(most)}${found.seen < data.length ? "; some keys are masked" : ""}`);
-    put(axis, h("span", {}, "token 0"), h("span", {}, `a full bar is ${short(most)}`), h("span", {}, `token ${data.length - 1}`));
+    canvas.setAttribute(
+      "aria-label",
+      `weights of token ${query} on all ${data.length} tokens; the largest is ${short(most)}${found.seen < data.length ? "; some keys are masked" : ""}`,
+    );
+    put(
+      axis,
+      h("span", {}, "token 0"),
+      h("span", {}, `a full bar is ${short(most)}`),
+      h("span", {}, `token ${data.length - 1}`),
+    );
   }
 
   return {

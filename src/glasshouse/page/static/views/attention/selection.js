@@ -6,7 +6,11 @@ const LONG = 512; // tokens from which the logarithmic scale is the default
 export const SCALES = {
   linear: { title: "linear", ticks: [0, 0.25, 0.5, 0.75, 1], normalize: (weight) => weight },
   root: { title: "square root", ticks: [0, 0.05, 0.25, 0.5, 1], normalize: Math.sqrt },
-  log: { title: "logarithm", ticks: [0.0001, 0.01, 0.1, 1], normalize: (weight) => Math.max(0, 1 + Math.log10(weight) / 4) },
+  log: {
+    title: "logarithm",
+    ticks: [0.0001, 0.01, 0.1, 1],
+    normalize: (weight) => Math.max(0, 1 + Math.log10(weight) / 4),
+  },
 };
 export const SCORES = {
   current_token: "weight on the token itself",
@@ -79,7 +83,12 @@ export class Selection {
 
   /** The selected map, without query and key. */
   get place() {
-    return { forward_pass: this.context.forwardPass(), attention: this.kind.site, layer: this.layer, head: this.head };
+    return {
+      forward_pass: this.context.forwardPass(),
+      attention: this.kind.site,
+      layer: this.layer,
+      head: this.head,
+    };
   }
 
   requestQueryKey() {

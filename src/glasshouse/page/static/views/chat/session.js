@@ -17,7 +17,12 @@ class Session {
     this.models = found.models.filter((one) => one.generates);
     this.chosen = new Set([model]);
     const most = Math.min(...this.models.map((one) => one.max_len));
-    this.settings = { temperature: 1, top_p: 1, top_k: 0, max_tokens: Math.max(1, Math.min(LONGEST, Math.floor(most / 2))) };
+    this.settings = {
+      temperature: 1,
+      top_p: 1,
+      top_k: 0,
+      max_tokens: Math.max(1, Math.min(LONGEST, Math.floor(most / 2))),
+    };
     this.most = most;
     this.vectors = [...new Set(this.models.flatMap((one) => Object.keys(one.steering)))];
     this.steer = {}; // scale by vector
@@ -50,7 +55,9 @@ class Session {
   /** The fields of a request that say how to sample a model, and how to steer it by the vectors that it has. */
   sampling(model, seed = Math.floor(Math.random() * 2 ** 31)) {
     const { temperature, top_p, top_k } = this.settings;
-    const steer = Object.fromEntries(Object.entries(this.steer).filter(([name, scale]) => scale && name in model.steering));
+    const steer = Object.fromEntries(
+      Object.entries(this.steer).filter(([name, scale]) => scale && name in model.steering),
+    );
     return { temperature, top_p, seed, ...(top_k ? { top_k } : {}), ...(Object.keys(steer).length ? { steer } : {}) };
   }
 
@@ -64,7 +71,12 @@ class Session {
       const turn = { round: this.round, user: text, versions: [], at: 0 };
       turns.push(turn);
       const { max_tokens } = this.settings;
-      const body = { model: model.id, ...this.sampling(model, seed), max_tokens, ...(model.chats ? { messages: messages(turns) } : { prompt: text }) };
+      const body = {
+        model: model.id,
+        ...this.sampling(model, seed),
+        max_tokens,
+        ...(model.chats ? { messages: messages(turns) } : { prompt: text }),
+      };
       return this.add(turn, new Answer(model, model.chats ? "/v1/chat/completions" : "/v1/completions", body));
     });
   }
@@ -82,7 +94,15 @@ class Session {
     const prompt = [...[...opened.prompt, ...opened.output.map((one) => one.id)].slice(0, position), id];
     const max_tokens = Math.max(1, Math.min(this.settings.max_tokens, model.max_len - prompt.length));
     const { stop, stop_token_ids } = opened;
-    return this.add(turn, new Answer(model, "/v1/completions", { model: model.id, ...this.sampling(model), max_tokens, prompt, stop, stop_token_ids }, { answer, place, id }));
+    return this.add(
+      turn,
+      new Answer(
+        model,
+        "/v1/completions",
+        { model: model.id, ...this.sampling(model), max_tokens, prompt, stop, stop_token_ids },
+        { answer, place, id },
+      ),
+    );
   }
 
   add(turn, answer) {
@@ -108,8 +128,16 @@ class Session {
     const opened = await openAnswer(id, { start: 0 });
     const model = this.models.find((one) => one.id === opened.model);
     const answer = Object.assign(new Answer(model, "", {}), { id, status: "done" });
-    const turn = { round: 0, user: null, prompt: opened.pieces.slice(0, opened.prompt.length).join(""), n_prompt: opened.prompt.length, versions: [answer], at: 0 };
-    if (opened.source.length) Object.assign(turn, { prompt: opened.state?.text ?? opened.source.join(" "), n_prompt: opened.source.length });
+    const turn = {
+      round: 0,
+      user: null,
+      prompt: opened.pieces.slice(0, opened.prompt.length).join(""),
+      n_prompt: opened.prompt.length,
+      versions: [answer],
+      at: 0,
+    };
+    if (opened.source.length)
+      Object.assign(turn, { prompt: opened.state?.text ?? opened.source.join(" "), n_prompt: opened.source.length });
     opened.pieces.splice(0, opened.prompt.length);
     answer.take({ ...opened, start: opened.prompt.length });
     this.conversations.get(opened.model).splice(0, Infinity, turn);
@@ -121,16 +149,37 @@ function messages(turns) {
   return turns.flatMap(({ user, versions, at }) => {
     const answer = versions[at];
     if (!answer) return [{ role: "user", content: user }];
-    return answer.text ? [{ role: "user", content: user }, { role: "assistant", content: answer.text }] : [];
+    return answer.text
+      ? [
+          { role: "user", content: user },
+          { role: "assistant", content: answer.text },
+        ]
+      : [];
   });
 }
 
 /** An answer: streamed first, and opened once it has ended. `parent` is the token of another that it branches from. */
 class Answer {
   constructor(model, path, body, parent = null) {
-    Object.assign(this, { model, path, body, parent, id: "", status: "streaming", error: "", finish: null, tokens: null, rest: [] });
+    Object.assign(this, {
+      model,
+      path,
+      body,
+      parent,
+      id: "",
+      status: "streaming",
+      error: "",
+      finish: null,
+      tokens: null,
+      rest: [],
+    });
     this.control = new AbortController();
-    this.text = parent ? parent.answer.tokens.slice(0, parent.place).map((one) => one.piece).join("") : "";
+    this.text = parent
+      ? parent.answer.tokens
+          .slice(0, parent.place)
+          .map((one) => one.piece)
+          .join("")
+      : "";
   }
 
   async run(changed) {
@@ -151,7 +200,9 @@ class Answer {
     }
     if (this.id) {
       try {
-        this.take(await openAnswer(this.id, { start: this.parent?.answer.opened.start, patient: this.status === "stopped" }));
+        this.take(
+          await openAnswer(this.id, { start: this.parent?.answer.opened.start, patient: this.status === "stopped" }),
+        );
       } catch (error) {
         this.error = error.message;
       }
@@ -167,10 +218,24 @@ class Answer {
     this.tokens = ids.map((id, i) => {
       const drawn = opened.output[opened.start + i - opened.prompt.length];
       const before = this.parent?.answer.tokens[i];
-      return { ...this.describe(id), piece: opened.pieces[i], drawn: drawn ?? before?.drawn ?? null, isChosen: drawn ? false : i === this.parent?.place || Boolean(before?.isChosen), tables: drawn ? opened.tokens : before?.tables ?? opened.tokens };
+      return {
+        ...this.describe(id),
+        piece: opened.pieces[i],
+        drawn: drawn ?? before?.drawn ?? null,
+        isChosen: drawn ? false : i === this.parent?.place || Boolean(before?.isChosen),
+        tables: drawn ? opened.tokens : (before?.tables ?? opened.tokens),
+      };
     });
     this.text = opened.pieces.join("");
-    if (opened.end) this.tokens.push({ ...this.describe(opened.end.id), piece: "", drawn: opened.end, isEnd: true, isChosen: false, tables: opened.tokens });
+    if (opened.end)
+      this.tokens.push({
+        ...this.describe(opened.end.id),
+        piece: "",
+        drawn: opened.end,
+        isEnd: true,
+        isChosen: false,
+        tables: opened.tokens,
+      });
   }
 
   describe(id) {

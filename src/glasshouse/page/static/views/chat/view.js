@@ -12,16 +12,79 @@ export function mount(context, root) {
   const talk = h("div", { class: "talk", data: { testid: "talk" } });
   const models = h("div", { class: "controls", role: "group", "aria-label": "models" });
   const fields = h("div", { class: "view" });
-  const box = h("textarea", { rows: 3, "aria-label": "message", spellcheck: "false", data: { testid: "message" }, on: { keydown: (event) => { if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event); } } });
+  const box = h("textarea", {
+    rows: 3,
+    "aria-label": "message",
+    spellcheck: "false",
+    data: { testid: "message" },
+    on: {
+      keydown: (event) => {
+        if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+      },
+    },
+  });
   const send = h("button", { class: "act first", data: { testid: "send" } }, "Send");
-  const stop = h("button", { type: "button", class: "act", data: { testid: "stop" }, on: { click: () => session.stop() } }, "Stop");
-  const fresh = h("button", { type: "button", class: "act", data: { testid: "new" }, on: { click: () => { session.clear(); context.set({ answer: undefined }); page.draw(); } } }, "New chat");
-  const composer = h("form", { class: "composer", on: { submit } }, box, h("div", { class: "controls" }, send, stop, fresh));
-  const opener = h("input", { type: "text", "aria-label": "id of an answer", placeholder: "chatcmpl-… or cmpl-…", data: { testid: "open-id" } });
-  const open = h("form", { class: "controls", on: { submit: (event) => { event.preventDefault(); if (opener.value.trim()) context.set({ answer: opener.value.trim() }); } } }, h("span", { class: "name" }, "open an answer"), opener, h("button", { class: "act", data: { testid: "open" } }, "Open"));
+  const stop = h(
+    "button",
+    { type: "button", class: "act", data: { testid: "stop" }, on: { click: () => session.stop() } },
+    "Stop",
+  );
+  const fresh = h(
+    "button",
+    {
+      type: "button",
+      class: "act",
+      data: { testid: "new" },
+      on: {
+        click: () => {
+          session.clear();
+          context.set({ answer: undefined });
+          page.draw();
+        },
+      },
+    },
+    "New chat",
+  );
+  const composer = h(
+    "form",
+    { class: "composer", on: { submit } },
+    box,
+    h("div", { class: "controls" }, send, stop, fresh),
+  );
+  const opener = h("input", {
+    type: "text",
+    "aria-label": "id of an answer",
+    placeholder: "chatcmpl-… or cmpl-…",
+    data: { testid: "open-id" },
+  });
+  const open = h(
+    "form",
+    {
+      class: "controls",
+      on: {
+        submit: (event) => {
+          event.preventDefault();
+          if (opener.value.trim()) context.set({ answer: opener.value.trim() });
+        },
+      },
+    },
+    h("span", { class: "name" }, "open an answer"),
+    opener,
+    h("button", { class: "act", data: { testid: "open" } }, "Open"),
+  );
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
   root.classList.add("chat");
-  root.append(trouble, talk, composer, h("details", { class: "chat-settings" }, h("summary", {}, "Settings, and an answer by its id"), panel("Sampling", "For the next answers; those that are there keep theirs.", fields, open)));
+  root.append(
+    trouble,
+    talk,
+    composer,
+    h(
+      "details",
+      { class: "chat-settings" },
+      h("summary", {}, "Settings, and an answer by its id"),
+      panel("Sampling", "For the next answers; those that are there keep theirs.", fields, open),
+    ),
+  );
 
   const page = {
     /** Begin an answer, and draw the conversation with it. */
@@ -39,9 +102,23 @@ export function mount(context, root) {
       const { shown } = session;
       box.placeholder = shown.every((one) => one.chats) ? "Message" : "Text to continue";
       const columns = shown.map((model) => ({ model, turns: session.conversations.get(model.id) }));
-      const rounds = [...new Set(columns.flatMap(({ turns }) => turns.map((turn) => turn.round)))].sort((a, b) => a - b);
-      if (!rounds.length) put(talk, placeholder(`${shown.length > 1 ? "The models answer" : "The model answers"} here. Click a token of an answer to see what it was drawn from, to look into the model at that moment, or to go on with another one.`));
-      else put(talk, rounds.map((round) => row(columns.map(({ model, turns }) => ({ model, turn: turns.find((turn) => turn.round === round) })))));
+      const rounds = [...new Set(columns.flatMap(({ turns }) => turns.map((turn) => turn.round)))].sort(
+        (a, b) => a - b,
+      );
+      if (!rounds.length)
+        put(
+          talk,
+          placeholder(
+            `${shown.length > 1 ? "The models answer" : "The model answers"} here. Click a token of an answer to see what it was drawn from, to look into the model at that moment, or to go on with another one.`,
+          ),
+        );
+      else
+        put(
+          talk,
+          rounds.map((round) =>
+            row(columns.map(({ model, turns }) => ({ model, turn: turns.find((turn) => turn.round === round) }))),
+          ),
+        );
     },
   };
 
@@ -51,14 +128,32 @@ export function mount(context, root) {
     const isSame = asked.every((turn) => turn.user === asked[0].user && turn.prompt === undefined);
     const ended = asked.map((turn) => turn.versions[turn.at]).filter((one) => one.tokens && one.id);
     const answers = cells.map(({ model, turn }) =>
-      h("div", { class: "cell" }, cells.length > 1 && turn ? h("h3", {}, model.id) : null, turn && !isSame ? question(turn) : null, turn ? answerNode(context, session, turn, page) : null));
-    return h("section", { class: "turn" }, isSame ? question(asked[0]) : null, h("div", { class: "cells", style: { "--cells": cells.length } }, answers), ended.length > 1 ? parting(ended) : null);
+      h(
+        "div",
+        { class: "cell" },
+        cells.length > 1 && turn ? h("h3", {}, model.id) : null,
+        turn && !isSame ? question(turn) : null,
+        turn ? answerNode(context, session, turn, page) : null,
+      ),
+    );
+    return h(
+      "section",
+      { class: "turn" },
+      isSame ? question(asked[0]) : null,
+      h("div", { class: "cells", style: { "--cells": cells.length } }, answers),
+      ended.length > 1 ? parting(ended) : null,
+    );
   }
 
   function question(turn) {
     return turn.prompt === undefined
       ? h("p", { class: "asked", data: { testid: "asked" } }, turn.user)
-      : h("details", { class: "asked", open: turn.prompt.length < 400, data: { testid: "asked" } }, h("summary", {}, `Prompt, ${turn.n_prompt} tokens`), h("pre", {}, turn.prompt));
+      : h(
+          "details",
+          { class: "asked", open: turn.prompt.length < 400, data: { testid: "asked" } },
+          h("summary", {}, `Prompt, ${turn.n_prompt} tokens`),
+          h("pre", {}, turn.prompt),
+        );
   }
 
   function submit(event) {
@@ -73,16 +168,25 @@ export function mount(context, root) {
   /** Which models answer: one of them, or several side by side. */
   function drawModels() {
     if (session.models.length < 2) return;
-    put(models, h("span", { class: "name" }, "models"), session.models.map(({ id }) => {
-      const tick = h("input", { type: "checkbox", on: { change: () => {
-        if (tick.checked) session.chosen.add(id);
-        else if (session.chosen.size > 1) session.chosen.delete(id);
-        else tick.checked = true; // one at least
-        page.draw();
-      } } });
-      tick.checked = session.chosen.has(id);
-      return h("label", { class: "tick" }, tick, id);
-    }));
+    put(
+      models,
+      h("span", { class: "name" }, "models"),
+      session.models.map(({ id }) => {
+        const tick = h("input", {
+          type: "checkbox",
+          on: {
+            change: () => {
+              if (tick.checked) session.chosen.add(id);
+              else if (session.chosen.size > 1) session.chosen.delete(id);
+              else tick.checked = true; // one at least
+              page.draw();
+            },
+          },
+        });
+        tick.checked = session.chosen.has(id);
+        return h("label", { class: "tick" }, tick, id);
+      }),
+    );
     if (!models.parentNode) talk.before(models);
   }
 

@@ -16,7 +16,12 @@ function stacksOf(model) {
   if (model.kind !== "seq2seq") return [{ prefix: "", title: "", layers: model.n_layers, groups: [own] }];
   const cross = { z: "cross_z", all: "cross_attn_out", title: "cross-attention heads", short: "cross " };
   return [
-    { prefix: "decoder.", title: "Decoder", layers: model.n_layers, groups: [{ ...own, title: "self-attention heads" }, cross] },
+    {
+      prefix: "decoder.",
+      title: "Decoder",
+      layers: model.n_layers,
+      groups: [{ ...own, title: "self-attention heads" }, cross],
+    },
     { prefix: "encoder.", title: "Encoder", layers: model.n_encoder_layers, groups: [own] },
   ];
 }
@@ -25,7 +30,15 @@ export function ablation(context, changes) {
   const { model } = context;
   const cells = new Map(); // by site: {button, at, name}
   const lines = []; // of the grids: {name, sites}
-  const how = choice("on click", [["off", "zero ablation"], ["mean", "mean ablation"], ["scale", "scale"]], (value) => context.set({ interventions_edit: value === "off" ? undefined : value }));
+  const how = choice(
+    "on click",
+    [
+      ["off", "zero ablation"],
+      ["mean", "mean ablation"],
+      ["scale", "scale"],
+    ],
+    (value) => context.set({ interventions_edit: value === "off" ? undefined : value }),
+  );
   const progress = h("p", { class: "quiet", role: "status", data: { testid: "sweep-progress" } });
   const alone = sweep(context, "ablate each component", tryEach, {
     failed: (message) => put(progress, message),
@@ -43,27 +56,62 @@ export function ablation(context, changes) {
   );
   let swept = null; // {about, edits, values}: loss increase by ablated site, on top of some edits
   const words = model.predicts_tokens
-    ? { increase: "the increase in mean loss", helps: "loss increases when ablated", hinders: "loss decreases when ablated", figure: (value) => tight(value, "+") }
-    : { increase: "the relative change of the final hidden states", helps: "change increases when ablated", hinders: "change decreases when ablated", figure: (value) => `${value < 0 ? "−" : "+"}${tight(100 * Math.abs(value))}%` };
+    ? {
+        increase: "the increase in mean loss",
+        helps: "loss increases when ablated",
+        hinders: "loss decreases when ablated",
+        figure: (value) => tight(value, "+"),
+      }
+    : {
+        increase: "the relative change of the final hidden states",
+        helps: "change increases when ablated",
+        hinders: "change decreases when ablated",
+        figure: (value) => `${value < 0 ? "−" : "+"}${tight(100 * Math.abs(value))}%`,
+      };
 
   function grid({ prefix, title, layers, groups }) {
     const heads = Array.from({ length: model.n_heads }, (_, head) => head);
     const cell = (site, at, name) => {
-      const button = h("button", { type: "button", role: "gridcell", class: at.head === undefined ? "part wide" : "part", tabindex: "-1", data: { site }, on: { click: () => press(site, at) } });
+      const button = h("button", {
+        type: "button",
+        role: "gridcell",
+        class: at.head === undefined ? "part wide" : "part",
+        tabindex: "-1",
+        data: { site },
+        on: { click: () => press(site, at) },
+      });
       cells.set(site, { button, at, name });
       return button;
     };
-    const over = h("div", { class: "parts-over", "aria-hidden": "true" }, h("span", {}), groups.map((group) => h("span", { style: { "grid-column": `span ${model.n_heads + 1}` } }, group.title)), h("span", {}, "feed-forward"));
-    const top = h("div", { role: "row" },
+    const over = h(
+      "div",
+      { class: "parts-over", "aria-hidden": "true" },
+      h("span", {}),
+      groups.map((group) => h("span", { style: { "grid-column": `span ${model.n_heads + 1}` } }, group.title)),
+      h("span", {}, "feed-forward"),
+    );
+    const top = h(
+      "div",
+      { role: "row" },
       h("span", { role: "columnheader" }),
-      groups.map((group) => [heads.map((head) => h("span", { role: "columnheader", title: group.title }, `${head}`)), h("span", { role: "columnheader" }, "all")]),
-      h("span", { role: "columnheader", "aria-label": "feed-forward" }));
+      groups.map((group) => [
+        heads.map((head) => h("span", { role: "columnheader", title: group.title }, `${head}`)),
+        h("span", { role: "columnheader" }, "all"),
+      ]),
+      h("span", { role: "columnheader", "aria-label": "feed-forward" }),
+    );
     const rows = [];
     for (let layer = layers - 1; layer >= 0; layer -= 1) {
       const name = `${title ? `${title.toLowerCase()} ` : ""}layer ${layer}`;
       const row = [
         ...groups.flatMap((group) => [
-          ...heads.map((head) => cell(`${prefix}${group.z}.${layer}[head=${head}]`, { layer, head }, `${name}, ${group.short}head ${head}`)),
+          ...heads.map((head) =>
+            cell(
+              `${prefix}${group.z}.${layer}[head=${head}]`,
+              { layer, head },
+              `${name}, ${group.short}head ${head}`,
+            ),
+          ),
           cell(`${prefix}${group.all}.${layer}`, { layer }, `${name}, all ${group.short}attention`),
         ]),
         cell(`${prefix}ffn_out.${layer}`, { layer }, `${name}, feed-forward`),
@@ -72,7 +120,20 @@ export function ablation(context, changes) {
       rows.push(h("div", { role: "row" }, h("span", { role: "rowheader" }, `layer ${layer}`), row));
     }
     const columns = `3.8rem ${groups.map(() => `repeat(${model.n_heads}, minmax(32px, 58px)) minmax(38px, 58px)`).join(" ")} minmax(78px, 84px)`;
-    const table = h("div", { class: layers > 8 ? "parts many" : "parts", role: "grid", "aria-label": `components${title ? ` of the ${title.toLowerCase()}` : ""}`, style: { "--columns": columns }, data: { testid: `ablation-${prefix || "stack"}` }, on: { keydown: walk } }, over, top, rows);
+    const table = h(
+      "div",
+      {
+        class: layers > 8 ? "parts many" : "parts",
+        role: "grid",
+        "aria-label": `components${title ? ` of the ${title.toLowerCase()}` : ""}`,
+        style: { "--columns": columns },
+        data: { testid: `ablation-${prefix || "stack"}` },
+        on: { keydown: walk },
+      },
+      over,
+      top,
+      rows,
+    );
     table.querySelector(".part").tabIndex = 0;
     return h("div", {}, title ? h("h3", {}, title) : null, h("div", { class: "scroll parts-box" }, table));
   }
@@ -80,7 +141,8 @@ export function ablation(context, changes) {
   function press(site, at) {
     const now = context.state.edits.find((one) => one.site === site);
     const kind = context.state.interventions_edit ?? "off";
-    const edit = kind === "mean" ? { kind: "mean", site } : { kind: "scale", site, factor: kind === "scale" ? FIRST : 0 };
+    const edit =
+      kind === "mean" ? { kind: "mean", site } : { kind: "scale", site, factor: kind === "scale" ? FIRST : 0 };
     const same = now && now.kind === edit.kind && (kind === "scale") === (now.kind === "scale" && now.factor !== 0);
     changes.put(site, same ? null : edit, at);
   }
@@ -111,7 +173,12 @@ export function ablation(context, changes) {
   }
 
   function colour() {
-    const values = swept ? [...swept.values.values()].filter(Number.isFinite).map(Math.abs).sort((a, b) => a - b) : [];
+    const values = swept
+      ? [...swept.values.values()]
+          .filter(Number.isFinite)
+          .map(Math.abs)
+          .sort((a, b) => a - b)
+      : [];
     const most = values[Math.floor(0.9 * (values.length - 1))] || values.at(-1) || 1; // a single dominant component would make all others pale
     const edits = new Map(context.state.edits.map((one) => [one.site, one]));
     const { layer, head } = context.state;
@@ -120,13 +187,26 @@ export function ablation(context, changes) {
       const value = swept?.values.get(site);
       const state = !edit ? "" : edit.kind === "scale" ? (edit.factor ? `×${edit.factor}` : "off") : edit.kind;
       const text = Number.isFinite(value) ? words.figure(value) : "";
-      show(button, { label: `${name}: ${state || "on"}${text ? `, ablated ${text}` : ""}`, state, value, text, share: value / most });
+      show(button, {
+        label: `${name}: ${state || "on"}${text ? `, ablated ${text}` : ""}`,
+        state,
+        value,
+        text,
+        share: value / most,
+      });
       button.classList.toggle("chosen", at.layer === layer && at.head === head);
     }
-    put(legend,
+    put(
+      legend,
       h("span", {}, h("i", { class: "part-on" }), "on"),
       h("span", {}, h("i", { class: "part-edited" }), "edited"),
-      swept?.values.size ? [h("span", {}, h("i", { style: { background: balance(1) } }), words.helps), h("span", {}, h("i", { style: { background: balance(-1) } }), words.hinders)] : null);
+      swept?.values.size
+        ? [
+            h("span", {}, h("i", { style: { background: balance(1) } }), words.helps),
+            h("span", {}, h("i", { style: { background: balance(-1) } }), words.hinders),
+          ]
+        : null,
+    );
   }
 
   return {

@@ -6,17 +6,67 @@ import { named } from "glasshouse/views/interventions/site.js";
 
 export function editList(context, changes) {
   const list = h("ul", { class: "edits", data: { testid: "edits" } });
-  const none = h("p", { class: "quiet", data: { testid: "no-edits" } }, "No edits. Click a head in the grid to ablate it; the predictions below show the effect.");
-  const undo = h("button", { type: "button", class: "act", title: "Ctrl+Z", data: { testid: "undo" }, on: { click: () => changes.undo() } }, "Undo");
-  const redo = h("button", { type: "button", class: "act", title: "Ctrl+Shift+Z", data: { testid: "redo" }, on: { click: () => changes.redo() } }, "Redo");
-  const reset = h("button", { type: "button", class: "act", data: { testid: "reset" }, on: { click: () => changes.make({ edits: [] }) } }, "Reset");
-  const node = panel("Active edits", "Edits are part of the URL and apply in all views.", none, list, h("div", { class: "controls" }, undo, redo, reset));
+  const none = h(
+    "p",
+    { class: "quiet", data: { testid: "no-edits" } },
+    "No edits. Click a head in the grid to ablate it; the predictions below show the effect.",
+  );
+  const undo = h(
+    "button",
+    { type: "button", class: "act", title: "Ctrl+Z", data: { testid: "undo" }, on: { click: () => changes.undo() } },
+    "Undo",
+  );
+  const redo = h(
+    "button",
+    {
+      type: "button",
+      class: "act",
+      title: "Ctrl+Shift+Z",
+      data: { testid: "redo" },
+      on: { click: () => changes.redo() },
+    },
+    "Redo",
+  );
+  const reset = h(
+    "button",
+    { type: "button", class: "act", data: { testid: "reset" }, on: { click: () => changes.make({ edits: [] }) } },
+    "Reset",
+  );
+  const node = panel(
+    "Active edits",
+    "Edits are part of the URL and apply in all views.",
+    none,
+    list,
+    h("div", { class: "controls" }, undo, redo, reset),
+  );
   const rows = new Map(); // by site and kind, so that a slider is not replaced while it is dragged
 
   function make(edit) {
     const name = named(edit.site);
-    const remove = h("button", { type: "button", class: "remove", "aria-label": `remove ${name}`, on: { click: () => changes.put(edit.site, null) } }, "✕");
-    const by = edit.kind === "scale" ? slider(`scale ${name} by`, { min: 0, max: 3, step: 0.05, shown: (value) => (value ? `× ${value.toFixed(2)}` : "off"), oninput: (value) => later(edit.site, value) }) : h("span", { class: "quiet" }, edit.kind === "mean" ? "mean over positions" : "patched from the second text");
+    const remove = h(
+      "button",
+      {
+        type: "button",
+        class: "remove",
+        "aria-label": `remove ${name}`,
+        on: { click: () => changes.put(edit.site, null) },
+      },
+      "✕",
+    );
+    const by =
+      edit.kind === "scale"
+        ? slider(`scale ${name} by`, {
+            min: 0,
+            max: 3,
+            step: 0.05,
+            shown: (value) => (value ? `× ${value.toFixed(2)}` : "off"),
+            oninput: (value) => later(edit.site, value),
+          })
+        : h(
+            "span",
+            { class: "quiet" },
+            edit.kind === "mean" ? "mean over positions" : "patched from the second text",
+          );
     by.querySelector(".name")?.remove();
     const row = h("li", { data: { site: edit.site } }, h("span", { class: "edit-name" }, name), by, remove);
     row.show = (one) => by.show?.(one.factor ?? 0);

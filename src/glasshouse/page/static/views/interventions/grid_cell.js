@@ -9,7 +9,9 @@ export function walk(event) {
   const at = event.target.closest(".part");
   if (!by || !at) return;
   event.preventDefault();
-  const rows = [...event.currentTarget.querySelectorAll("[role=row]")].map((row) => [...row.querySelectorAll(".part")]).filter((row) => row.length);
+  const rows = [...event.currentTarget.querySelectorAll("[role=row]")]
+    .map((row) => [...row.querySelectorAll(".part")])
+    .filter((row) => row.length);
   const row = rows.findIndex((one) => one.includes(at));
   const next = rows[row + by[0]]?.[rows[row].indexOf(at) + by[1]];
   if (!next || next.disabled) return;

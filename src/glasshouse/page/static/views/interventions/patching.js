@@ -10,15 +10,49 @@ import { chunks, sweep } from "glasshouse/views/interventions/sweep.js";
 
 const PLACES = 20; // positions of the grid at once
 const PAUSE = 300; // milliseconds without a key press before typed text is applied
-const SITES = [["resid_post", "residual stream"], ["attn_out", "attention output"], ["ffn_out", "feed-forward output"], ["z", "head output (z)"]];
+const SITES = [
+  ["resid_post", "residual stream"],
+  ["attn_out", "attention output"],
+  ["ffn_out", "feed-forward output"],
+  ["z", "head output (z)"],
+];
 
 export function patching(context, changes) {
   const { model } = context;
   const isSeq2Seq = model.kind === "seq2seq";
-  const area = h("textarea", { rows: 2, placeholder: model.tokenizer ? "For example the same text with one word changed" : "Token ids, such as 5 7 11", spellcheck: "false", autocomplete: "off", data: { testid: "patch-from" }, on: { input: typed } });
-  const box = h("label", { class: "box" }, h("span", { class: "name" }, isSeq2Seq ? "Patch from (source)" : "Patch from"), area);
-  const site = h("select", { "aria-label": "patched site", data: { testid: "patch-site" }, on: { change: () => context.set({ interventions_site: site.value === "resid_post" ? undefined : site.value }) } }, SITES.map(([value, text]) => h("option", { value }, text)));
-  const side = isSeq2Seq ? choice("stack", [["encoder", "encoder"], ["decoder", "decoder"]], (value) => context.set({ interventions_stack: value === "encoder" ? undefined : value })) : null;
+  const area = h("textarea", {
+    rows: 2,
+    placeholder: model.tokenizer ? "For example the same text with one word changed" : "Token ids, such as 5 7 11",
+    spellcheck: "false",
+    autocomplete: "off",
+    data: { testid: "patch-from" },
+    on: { input: typed },
+  });
+  const box = h(
+    "label",
+    { class: "box" },
+    h("span", { class: "name" }, isSeq2Seq ? "Patch from (source)" : "Patch from"),
+    area,
+  );
+  const site = h(
+    "select",
+    {
+      "aria-label": "patched site",
+      data: { testid: "patch-site" },
+      on: { change: () => context.set({ interventions_site: site.value === "resid_post" ? undefined : site.value }) },
+    },
+    SITES.map(([value, text]) => h("option", { value }, text)),
+  );
+  const side = isSeq2Seq
+    ? choice(
+        "stack",
+        [
+          ["encoder", "encoder"],
+          ["decoder", "decoder"],
+        ],
+        (value) => context.set({ interventions_stack: value === "encoder" ? undefined : value }),
+      )
+    : null;
   const note = h("p", { class: "quiet", role: "status", data: { testid: "patch-note" } });
   const alone = sweep(context, "patch each position", tryEach, {
     failed(message) {
@@ -27,8 +61,16 @@ export function patching(context, changes) {
     },
   });
   alone.dataset.testid = "trace";
-  const back = h("button", { type: "button", class: "act", "aria-label": "earlier tokens", on: { click: () => turn(-PLACES) } }, "‹");
-  const on = h("button", { type: "button", class: "act", "aria-label": "later tokens", on: { click: () => turn(PLACES) } }, "›");
+  const back = h(
+    "button",
+    { type: "button", class: "act", "aria-label": "earlier tokens", on: { click: () => turn(-PLACES) } },
+    "‹",
+  );
+  const on = h(
+    "button",
+    { type: "button", class: "act", "aria-label": "later tokens", on: { click: () => turn(PLACES) } },
+    "›",
+  );
   const pages = h("span", { class: "controls" }, back, on);
   const legend = h("div", { class: "legend" });
   const table = h("div", { class: "scroll" });
@@ -36,7 +78,11 @@ export function patching(context, changes) {
   const node = panel(
     "Activation patching",
     "Click a cell to replace that activation with the one from the second text. If the prediction becomes that of the second text, the difference between the texts passes through this site.",
-    box, note, controls, table, legend,
+    box,
+    note,
+    controls,
+    table,
+    legend,
   );
   let pause = null;
   let from = 0;
@@ -61,13 +107,30 @@ export function patching(context, changes) {
     const count = stack() === "encoder" ? model.n_encoder_layers : model.n_layers;
     return Array.from({ length: count }, (_, i) => count - 1 - i); // the last on top
   };
-  const row = () => (isSeq2Seq ? (stack() === "encoder" ? context.tokens.source : context.tokens.target) : context.tokens.text);
-  const kind = () => (SITES.some(([name]) => name === context.state.interventions_site) ? context.state.interventions_site : "resid_post");
+  const row = () =>
+    isSeq2Seq ? (stack() === "encoder" ? context.tokens.source : context.tokens.target) : context.tokens.text;
+  const kind = () =>
+    SITES.some(([name]) => name === context.state.interventions_site)
+      ? context.state.interventions_site
+      : "resid_post";
   const name = (layer, place) => {
-    const inside = [kind() === "z" ? `head=${Math.min(context.state.head, model.n_heads - 1)}` : "", place === undefined ? "" : `position=${place}`].filter(Boolean).join(", ");
+    const inside = [
+      kind() === "z" ? `head=${Math.min(context.state.head, model.n_heads - 1)}` : "",
+      place === undefined ? "" : `position=${place}`,
+    ]
+      .filter(Boolean)
+      .join(", ");
     return `${stack() ? `${stack()}.` : ""}${kind()}.${layer}${inside ? `[${inside}]` : ""}`;
   };
-  const about = () => JSON.stringify([context.forwardPass({ unedited: true }), context.state.patch_from, stack(), kind(), kind() === "z" ? context.state.head : 0, context.token]);
+  const about = () =>
+    JSON.stringify([
+      context.forwardPass({ unedited: true }),
+      context.state.patch_from,
+      stack(),
+      kind(),
+      kind() === "z" ? context.state.head : 0,
+      context.token,
+    ]);
   const inView = (length) => Array.from({ length: Math.max(0, Math.min(PLACES, length - from)) }, (_, i) => from + i);
   const shared = () => Math.min(row().length, other.length); // positions that both texts have
 
@@ -101,16 +164,63 @@ export function patching(context, changes) {
     on.disabled = from + PLACES >= length;
     const places = inView(length);
     const label = (one) => (one ? token(one) : h("span", { class: "quiet" }, "–"));
-    const head = (tokens, text, last) => h("div", { role: "row", class: "patch-tokens" }, h("span", { role: "rowheader" }, text), places.map((place) => h("span", { role: "columnheader", class: row()[place]?.id === other[place]?.id ? "" : "differs", title: `token ${place}` }, label(tokens[place]))), h("span", {}, last));
+    const head = (tokens, text, last) =>
+      h(
+        "div",
+        { role: "row", class: "patch-tokens" },
+        h("span", { role: "rowheader" }, text),
+        places.map((place) =>
+          h(
+            "span",
+            {
+              role: "columnheader",
+              class: row()[place]?.id === other[place]?.id ? "" : "differs",
+              title: `token ${place}`,
+            },
+            label(tokens[place]),
+          ),
+        ),
+        h("span", {}, last),
+      );
     const lines = layers().map((layer) => {
-      const cell = (place) => h("button", { type: "button", role: "gridcell", class: `part${place === undefined ? " wide" : ""}`, tabindex: "-1", disabled: place === undefined ? row().length !== other.length : place >= shared(), data: { site: name(layer, place) }, on: { click: () => press(layer, place) } });
-      return h("div", { role: "row" }, h("span", { role: "rowheader" }, `layer ${layer}`), places.map(cell), cell(undefined));
+      const cell = (place) =>
+        h("button", {
+          type: "button",
+          role: "gridcell",
+          class: `part${place === undefined ? " wide" : ""}`,
+          tabindex: "-1",
+          disabled: place === undefined ? row().length !== other.length : place >= shared(),
+          data: { site: name(layer, place) },
+          on: { click: () => press(layer, place) },
+        });
+      return h(
+        "div",
+        { role: "row" },
+        h("span", { role: "rowheader" }, `layer ${layer}`),
+        places.map(cell),
+        cell(undefined),
+      );
     });
     const first = lines[0].querySelector(".part:not(:disabled)");
     if (first) first.tabIndex = 0;
     const [above, below] = stack() === "decoder" ? ["target", "target"] : ["this text", "second text"];
-    put(table, h("div", { class: "patches", role: "grid", "aria-label": "sites to patch: rows are layers, columns are tokens", style: { "--columns": `6.4rem repeat(${places.length}, minmax(42px, 84px)) 62px` }, data: { testid: "patches" }, on: { keydown: walk } },
-      lines, head(row(), above, h("span", { class: "quiet" }, "all")), head(other, below, "")));
+    put(
+      table,
+      h(
+        "div",
+        {
+          class: "patches",
+          role: "grid",
+          "aria-label": "sites to patch: rows are layers, columns are tokens",
+          style: { "--columns": `6.4rem repeat(${places.length}, minmax(42px, 84px)) 62px` },
+          data: { testid: "patches" },
+          on: { keydown: walk },
+        },
+        lines,
+        head(row(), above, h("span", { class: "quiet" }, "all")),
+        head(other, below, ""),
+      ),
+    );
     colour();
   }
 
@@ -122,9 +232,37 @@ export function patching(context, changes) {
       const effect = effects.get(where);
       const state = patched.has(where) ? "patched" : "";
       const text = Number.isFinite(effect) ? tight(effect) : "";
-      show(button, { label: `${named(where)}${state ? ", patched" : ""}${text ? `, effect ${short(effect)}` : ""}`, state, value: effect, text, share: effect });
+      show(button, {
+        label: `${named(where)}${state ? ", patched" : ""}${text ? `, effect ${short(effect)}` : ""}`,
+        state,
+        value: effect,
+        text,
+        share: effect,
+      });
     }
-    put(legend, h("span", {}, h("i", { class: "part-on" }), "unpatched"), h("span", {}, h("i", { class: "part-edited" }), "patched"), effects.size ? [h("span", {}, h("i", { style: { background: balance(1) } }), `1: the prediction at token ${context.token} becomes `, token(traced.there)), h("span", {}, h("i", { class: "ringed", style: { background: balance(0) } }), "0: it stays ", token(traced.here))] : null);
+    put(
+      legend,
+      h("span", {}, h("i", { class: "part-on" }), "unpatched"),
+      h("span", {}, h("i", { class: "part-edited" }), "patched"),
+      effects.size
+        ? [
+            h(
+              "span",
+              {},
+              h("i", { style: { background: balance(1) } }),
+              `1: the prediction at token ${context.token} becomes `,
+              token(traced.there),
+            ),
+            h(
+              "span",
+              {},
+              h("i", { class: "ringed", style: { background: balance(0) } }),
+              "0: it stays ",
+              token(traced.here),
+            ),
+          ]
+        : null,
+    );
   }
 
   return {
@@ -144,7 +282,12 @@ export function patching(context, changes) {
       other = isSeq2Seq ? tokens[stack() === "encoder" ? "source" : "target"] : tokens.text;
       if (traced && traced.about !== about()) alone.stop();
       const [a, b] = [row().length, other.length];
-      put(note, a === b ? `Both have ${plural(a, "token")}.` : `The texts have ${a} and ${b} tokens: only single positions that both have, 0 to ${Math.min(a, b) - 1}, can be patched. Patching a whole layer needs texts of the same length.`);
+      put(
+        note,
+        a === b
+          ? `Both have ${plural(a, "token")}.`
+          : `The texts have ${a} and ${b} tokens: only single positions that both have, 0 to ${Math.min(a, b) - 1}, can be patched. Patching a whole layer needs texts of the same length.`,
+      );
       fill();
     },
     colour: () => table.firstChild && colour(),

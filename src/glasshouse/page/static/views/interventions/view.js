@@ -23,7 +23,12 @@ export function mount(context, root) {
   const nodes = (some) => some.map((part) => part.node);
   const code = h("div", {});
   root.classList.add("interventions");
-  root.append(h("div", { class: "interventions-top" }, nodes(inside)), h("div", { class: "columns outcome" }, nodes(outcome)), second.node, code);
+  root.append(
+    h("div", { class: "interventions-top" }, nodes(inside)),
+    h("div", { class: "columns outcome" }, nodes(outcome)),
+    second.node,
+    code,
+  );
   const undo = (event) => changes.key(event);
   addEventListener("keydown", undo);
   const stop = onTheme(() => parts.forEach((part) => part.colour?.()));

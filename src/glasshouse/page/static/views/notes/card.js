@@ -14,8 +14,23 @@ export class Card {
     this.drawn = null; // the answer on the screen
     this.pieces = [];
     this.number = given.number;
-    this.head = h("button", { type: "button", class: "head", "aria-expanded": "false", data: { card: given.number }, on: { click: () => open(given.number) } },
-      h("span", { class: "label" }, given.number), h("span", { class: "titles" }, h("span", { class: "cardname" }, given.title), h("span", { class: "quiet says" }, inline(`${given.says}.`))));
+    this.head = h(
+      "button",
+      {
+        type: "button",
+        class: "head",
+        "aria-expanded": "false",
+        data: { card: given.number },
+        on: { click: () => open(given.number) },
+      },
+      h("span", { class: "label" }, given.number),
+      h(
+        "span",
+        { class: "titles" },
+        h("span", { class: "cardname" }, given.title),
+        h("span", { class: "quiet says" }, inline(`${given.says}.`)),
+      ),
+    );
     this.inside = h("div", { class: "inside", hidden: true });
     this.node = h("li", { class: "card", id: `card-${given.number}` }, h("h3", {}, this.head), this.inside);
   }
@@ -33,23 +48,77 @@ export class Card {
     const { given } = this;
     const control = given.figure?.control;
     this.slider = control
-      ? slider(control.label, { min: control.low, max: control.high, step: control.step, oninput: (value) => this.moved(value) })
+      ? slider(control.label, {
+          min: control.low,
+          max: control.high,
+          step: control.step,
+          oninput: (value) => this.moved(value),
+        })
       : null;
     this.slider?.show(control.start);
-    this.figure = h("div", { class: "figure-box", role: "group", "aria-label": `figure of ${given.number}`, data: { testid: `figure-${given.number}` } });
-    this.worked = h("div", { class: "figure-box worked", role: "group", "aria-label": `worked example of ${given.number}`, data: { testid: `worked-${given.number}` } });
-    put(this.inside,
+    this.figure = h("div", {
+      class: "figure-box",
+      role: "group",
+      "aria-label": `figure of ${given.number}`,
+      data: { testid: `figure-${given.number}` },
+    });
+    this.worked = h("div", {
+      class: "figure-box worked",
+      role: "group",
+      "aria-label": `worked example of ${given.number}`,
+      data: { testid: `worked-${given.number}` },
+    });
+    put(
+      this.inside,
       given.slip ? h("p", { class: "slip" }, h("strong", {}, "A common slip: "), inline(given.slip)) : null,
       given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,
       this.worked,
-      h("dl", { class: "sources" },
-        given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured), given.figure && given.measured_pieces.length ? h("details", {}, h("summary", {}, "the measured figures"), given.measured_pieces.map(draw)) : null)] : null,
-        given.verdicts ? [h("dt", {}, `make claims, ${given.verdicts.on}`), h("dd", { data: { testid: "verdicts" } }, h("ul", {}, given.verdicts.figures.map((one) => h("li", {}, one))))] : null,
-        h("dt", {}, "Check"), h("dd", {}, inline(given.shown_by)),
-        h("dt", {}, "Code"), h("dd", {}, h("code", {}, `${given.code.path}:${given.code.line}`), ` ${given.code.name}`, given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null),
-        h("dt", {}, "Link"), h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`))));
+      h(
+        "dl",
+        { class: "sources" },
+        given.measured
+          ? [
+              h("dt", {}, `Measured, ${this.part.measured_on}`),
+              h(
+                "dd",
+                { data: { testid: "measured" } },
+                inline(given.measured),
+                given.figure && given.measured_pieces.length
+                  ? h("details", {}, h("summary", {}, "the measured figures"), given.measured_pieces.map(draw))
+                  : null,
+              ),
+            ]
+          : null,
+        given.verdicts
+          ? [
+              h("dt", {}, `make claims, ${given.verdicts.on}`),
+              h(
+                "dd",
+                { data: { testid: "verdicts" } },
+                h(
+                  "ul",
+                  {},
+                  given.verdicts.figures.map((one) => h("li", {}, one)),
+                ),
+              ),
+            ]
+          : null,
+        h("dt", {}, "Check"),
+        h("dd", {}, inline(given.shown_by)),
+        h("dt", {}, "Code"),
+        h(
+          "dd",
+          {},
+          h("code", {}, `${given.code.path}:${given.code.line}`),
+          ` ${given.code.name}`,
+          given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null,
+        ),
+        h("dt", {}, "Link"),
+        h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`)),
+      ),
+    );
     if (!given.figure) this.fill(given.measured_pieces);
   }
 

@@ -21,7 +21,10 @@ function cut(text, most) {
 
 /** Draw a piece; returns an element with `close()`. */
 export function matrix(piece) {
-  const { shape: [rows, columns], data } = decodeTensor(piece.values);
+  const {
+    shape: [rows, columns],
+    data,
+  } = decodeTensor(piece.values);
   const finite = data.filter(Number.isFinite);
   const most = finite.reduce((a, b) => Math.max(a, Math.abs(b)), 0) || 1;
   const canvas = h("canvas", { "aria-hidden": "true" });
@@ -30,9 +33,26 @@ export function matrix(piece) {
   const low = finite.reduce((a, b) => Math.min(a, b), Infinity);
   const high = finite.reduce((a, b) => Math.max(a, b), -Infinity);
   const label = `${piece.title}: ${rows} by ${columns}, from ${short(low)} to ${short(high)}; arrow keys read it`;
-  const box = h("div", { class: "matrix", tabindex: "0", role: "application", "aria-roledescription": "map", "aria-label": label, data: { testid: "matrix" } }, canvas);
-  const caption = h("figcaption", {}, piece.title, " ", h("span", { class: "shape" }, `${rows}×${columns}`),
-    h("span", { class: "quiet range" }, finite.length ? ` ${short(low)} to ${short(high)}` : ""));
+  const box = h(
+    "div",
+    {
+      class: "matrix",
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "map",
+      "aria-label": label,
+      data: { testid: "matrix" },
+    },
+    canvas,
+  );
+  const caption = h(
+    "figcaption",
+    {},
+    piece.title,
+    " ",
+    h("span", { class: "shape" }, `${rows}×${columns}`),
+    h("span", { class: "quiet range" }, finite.length ? ` ${short(low)} to ${short(high)}` : ""),
+  );
   const node = h("figure", { class: "piece" }, caption, box, said);
   const cursor = { row: piece.row ?? 0, column: 0, on: false };
   let width = 0;
@@ -42,7 +62,10 @@ export function matrix(piece) {
   let tall = 0; // pixels of a row
 
   function measure() {
-    const longest = piece.rows.reduce((a, one) => Math.max(a, Math.min(LONGEST, [...one].length)), String(rows).length);
+    const longest = piece.rows.reduce(
+      (a, one) => Math.max(a, Math.min(LONGEST, [...one].length)),
+      String(rows).length,
+    );
     left = Math.min(0.34 * width, 12 + LETTER * longest);
     const named = piece.columns.length > 0;
     const fit = (width - left - (named ? 30 : 2)) / columns;

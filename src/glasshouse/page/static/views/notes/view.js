@@ -14,12 +14,41 @@ class Notes {
     this.context = context;
     this.cards = null;
     this.examples = h("div", { class: "controls examples", role: "group", "aria-label": "examples of the notes" });
-    this.all = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "notes-all" }, on: { click: () => context.set({ notes_all: context.state.notes_all ? undefined : 1 }) } }, "Open all cards");
-    this.large = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "notes-large" }, on: { click: () => context.set({ notes_large: context.state.notes_large ? undefined : 1 }) } }, "Large type");
+    this.all = h(
+      "button",
+      {
+        type: "button",
+        class: "tool",
+        "aria-pressed": "false",
+        data: { testid: "notes-all" },
+        on: { click: () => context.set({ notes_all: context.state.notes_all ? undefined : 1 }) },
+      },
+      "Open all cards",
+    );
+    this.large = h(
+      "button",
+      {
+        type: "button",
+        class: "tool",
+        "aria-pressed": "false",
+        data: { testid: "notes-large" },
+        on: { click: () => context.set({ notes_large: context.state.notes_large ? undefined : 1 }) },
+      },
+      "Large type",
+    );
     this.index = h("nav", { class: "index", "aria-label": "cards" });
     this.list = h("div", { class: "lectures", on: { keydown: (event) => this.walk(event) } });
     root.classList.add("notes");
-    root.append(panel("The notes, live", "Every statement of the lectures on a card: a figure computed on this model, something to play with, the check that holds it, and the line of code that does it. Token, layer and head are selected above.", this.examples, this.index, h("div", { class: "controls" }, this.all, this.large)), this.list);
+    root.append(
+      panel(
+        "The notes, live",
+        "Every statement of the lectures on a card: a figure computed on this model, something to play with, the check that holds it, and the line of code that does it. Token, layer and head are selected above.",
+        this.examples,
+        this.index,
+        h("div", { class: "controls" }, this.all, this.large),
+      ),
+      this.list,
+    );
   }
 
   close() {
@@ -30,20 +59,68 @@ class Notes {
   build({ parts, examples }) {
     const { context } = this;
     this.cards = new Map();
-    const open = (number) => context.set({ notes_card: this.current === number && !context.state.notes_all ? "none" : number, notes_value: undefined });
+    const open = (number) =>
+      context.set({
+        notes_card: this.current === number && !context.state.notes_all ? "none" : number,
+        notes_value: undefined,
+      });
     const play = (number, value) => context.set({ notes_card: number, notes_value: value });
-    put(this.list, parts.map((part) => {
-      const cards = part.statements.map((one) => new Card(one, part, { open, play }));
-      for (const card of cards) this.cards.set(card.number, card);
-      return h("section", { class: "lecture", "aria-label": part.title },
-        h("h2", {}, part.title), h("ol", { class: "cards" }, cards.map((card) => card.node)),
-        part.questions.length ? h("div", { class: "questions" }, h("h3", {}, "Test yourself"), part.questions.map((one) =>
-          h("details", {}, h("summary", {}, one.ask), h("p", {}, one.answer, " ", h("a", { href: `#notes/${one.card}` }, `see ${one.card}`))))) : null);
-    }));
-    put(this.index, parts.map((part) => h("p", {}, h("span", { class: "name" }, part.title), part.statements.map((one) =>
-      h("a", { href: `#notes/${one.number}`, title: one.title, data: { to: one.number } }, one.number)))));
-    put(this.examples, h("span", { class: "name" }, "examples"), examples.map((one) =>
-      h("button", { type: "button", class: "tool", data: { testid: "example" }, on: { click: () => this.choose(one) } }, one.title || one.text)));
+    put(
+      this.list,
+      parts.map((part) => {
+        const cards = part.statements.map((one) => new Card(one, part, { open, play }));
+        for (const card of cards) this.cards.set(card.number, card);
+        return h(
+          "section",
+          { class: "lecture", "aria-label": part.title },
+          h("h2", {}, part.title),
+          h(
+            "ol",
+            { class: "cards" },
+            cards.map((card) => card.node),
+          ),
+          part.questions.length
+            ? h(
+                "div",
+                { class: "questions" },
+                h("h3", {}, "Test yourself"),
+                part.questions.map((one) =>
+                  h(
+                    "details",
+                    {},
+                    h("summary", {}, one.ask),
+                    h("p", {}, one.answer, " ", h("a", { href: `#notes/${one.card}` }, `see ${one.card}`)),
+                  ),
+                ),
+              )
+            : null,
+        );
+      }),
+    );
+    put(
+      this.index,
+      parts.map((part) =>
+        h(
+          "p",
+          {},
+          h("span", { class: "name" }, part.title),
+          part.statements.map((one) =>
+            h("a", { href: `#notes/${one.number}`, title: one.title, data: { to: one.number } }, one.number),
+          ),
+        ),
+      ),
+    );
+    put(
+      this.examples,
+      h("span", { class: "name" }, "examples"),
+      examples.map((one) =>
+        h(
+          "button",
+          { type: "button", class: "tool", data: { testid: "example" }, on: { click: () => this.choose(one) } },
+          one.title || one.text,
+        ),
+      ),
+    );
   }
 
   /** Open the card that works an example through, and put the example into the prompt of a model that can take it. */
@@ -76,12 +153,14 @@ class Notes {
       const isOpen = every || number === this.current;
       if (isOpen !== card.node.classList.contains("open")) card.show(isOpen);
     }
-    for (const link of this.index.querySelectorAll("a")) link.toggleAttribute("aria-current", link.dataset.to === this.current);
+    for (const link of this.index.querySelectorAll("a"))
+      link.toggleAttribute("aria-current", link.dataset.to === this.current);
     const chosen = this.cards.get(this.current);
     chosen?.slider?.show(state.notes_value ?? chosen.given.figure.control.start);
     const moved = changed.has("notes_card") && state.notes_card && !changed.has("notes_value") && chosen;
     if (moved) chosen.node.scrollIntoView({ block: "start" });
-    for (const card of this.cards.values()) if (card.node.classList.contains("open")) await card.draw((given) => this.ask(given));
+    for (const card of this.cards.values())
+      if (card.node.classList.contains("open")) await card.draw((given) => this.ask(given));
     if (moved) chosen.node.scrollIntoView({ block: "start" }); // cards above it may have grown
   }
 

@@ -29,13 +29,18 @@ const COLOURS = {
 /** The endpoint, cells and colours of the table; `rescaled` is called when the colour scale changes. */
 export function logitLens(context, rescaled) {
   const kinds = Object.entries(COLOURS).filter(([name]) => name !== "rank" || context.model.predicts_tokens);
-  const colours = choice("colour by", kinds.map(([name, one]) => [name, one.text]), (value) => context.set({ residual_color: value === "probability" ? undefined : value }));
+  const colours = choice(
+    "colour by",
+    kinds.map(([name, one]) => [name, one.text]),
+    (value) => context.set({ residual_color: value === "probability" ? undefined : value }),
+  );
   let outputs = context.model.vocab_size; // or labels
   const chosen = () => (context.state.residual_color in COLOURS ? context.state.residual_color : "probability");
 
   return {
     title: "Logit lens",
-    about: "The residual stream after each layer, passed through the final norm and the unembedding: the top prediction at every layer and position. Bottom row: the embedding; top row: the model’s output.",
+    about:
+      "The residual stream after each layer, passed through the final norm and the unembedding: the top prediction at every layer and position. Bottom row: the embedding; top row: the model’s output.",
     endpoint: "lens",
     controls: [h("span", { class: "name" }, "colour by"), colours],
     draw: () => colours.show(chosen()),
@@ -48,13 +53,22 @@ export function logitLens(context, rescaled) {
         outputs = found.outputs;
         rescaled();
       }
-      const [probabilities, entropies, ranks] = ["probability", "entropy", "rank"].map((name) => decodeTensor(found[name]).data);
-      return found.tokens.map((line, i) => line.map(([id], j) => {
-        const at = i * width + j;
-        const [word, probability, entropy, rank] = [found.token_info[id].text, probabilities[at], entropies[at], ranks[at]];
-        const said = `${word}, ${percent(probability)}, entropy ${short(entropy)} nats${rank < 0 ? "" : `, rank of the target token ${rank}`}`;
-        return { word, said, data: { id, probability, entropy, rank } };
-      }));
+      const [probabilities, entropies, ranks] = ["probability", "entropy", "rank"].map(
+        (name) => decodeTensor(found[name]).data,
+      );
+      return found.tokens.map((line, i) =>
+        line.map(([id], j) => {
+          const at = i * width + j;
+          const [word, probability, entropy, rank] = [
+            found.token_info[id].text,
+            probabilities[at],
+            entropies[at],
+            ranks[at],
+          ];
+          const said = `${word}, ${percent(probability)}, entropy ${short(entropy)} nats${rank < 0 ? "" : `, rank of the target token ${rank}`}`;
+          return { word, said, data: { id, probability, entropy, rank } };
+        }),
+      );
     },
   };
 }

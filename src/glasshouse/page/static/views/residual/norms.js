@@ -5,7 +5,8 @@ import { decodeTensor } from "glasshouse/tensor.js";
 
 /** The endpoint, cells and colours of the table; `rescaled` is called when the colour scale changes. */
 export function norms(context, rescaled) {
-  const head = context.model.head === "none" ? "This model has no head" : `The head of this model is ${context.model.head}`;
+  const head =
+    context.model.head === "none" ? "This model has no head" : `The head of this model is ${context.model.head}`;
   let span = null; // the smallest and the largest norm so far
 
   return {
@@ -30,7 +31,12 @@ export function norms(context, rescaled) {
       const [low, high] = span ?? [Infinity, -Infinity];
       span = [Math.min(low, ...data), Math.max(high, ...data)];
       if (low !== span[0] || high !== span[1]) rescaled();
-      return found.layers.map((_, i) => Array.from(data.subarray(i * width, (i + 1) * width), (norm) => ({ said: `norm ${short(norm)}`, data: { norm } })));
+      return found.layers.map((_, i) =>
+        Array.from(data.subarray(i * width, (i + 1) * width), (norm) => ({
+          said: `norm ${short(norm)}`,
+          data: { norm },
+        })),
+      );
     },
   };
 }

@@ -18,6 +18,7 @@ export function rowName(number) {
 export function select(context, place, number) {
   const last = context.row.length - 1;
   const changes = { token: Math.max(0, Math.min(last, place)) };
-  if (number !== undefined) Object.assign(changes, { layer: Math.max(0, number - 1), residual_embed: number ? undefined : 1 });
+  if (number !== undefined)
+    Object.assign(changes, { layer: Math.max(0, number - 1), residual_embed: number ? undefined : 1 });
   context.set(changes);
 }

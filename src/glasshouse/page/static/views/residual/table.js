@@ -22,7 +22,19 @@ export function table(context, reads) {
   const above = h("div", { class: "lens-above", hidden: !context.model.predicts_tokens });
   const below = h("div", { class: "lens-below" });
   const names = h("div", { class: "lens-names", "aria-hidden": "true" });
-  const box = h("div", { class: "lens", role: "grid", tabindex: "0", "aria-label": `${content.title}: rows are layers, columns are tokens`, data: { testid: "lens" }, on: { scroll: () => scrolled(), keydown: walk, click: picked } }, names, h("div", { class: "lens-sheet" }, above, body, below));
+  const box = h(
+    "div",
+    {
+      class: "lens",
+      role: "grid",
+      tabindex: "0",
+      "aria-label": `${content.title}: rows are layers, columns are tokens`,
+      data: { testid: "lens" },
+      on: { scroll: () => scrolled(), keydown: walk, click: picked },
+    },
+    names,
+    h("div", { class: "lens-sheet" }, above, body, below),
+  );
   const scale = h("span", { class: "lens-scale" });
   const legend = h("div", { class: "legend", data: { testid: "lens-legend" } });
   const controls = h("div", { class: "controls" }, content.controls, legend);
@@ -41,7 +53,12 @@ export function table(context, reads) {
     box.setAttribute("aria-colcount", length);
     const labels = Array.from({ length: rows }, (_, i) => h("span", {}, rowName(rows - 1 - i)));
     const end = (text) => h("span", { class: "lens-end" }, text);
-    put(names, context.model.predicts_tokens ? end(context.model.kind === "encoder" ? "target" : "next") : null, labels, end("token"));
+    put(
+      names,
+      context.model.predicts_tokens ? end(context.model.kind === "encoder" ? "target" : "next") : null,
+      labels,
+      end("token"),
+    );
   }
 
   /** The tiles in view, by name: the first row from the top and the first column. */
@@ -73,7 +90,9 @@ export function table(context, reads) {
     }
     const inView = visibleTiles();
     [...tiles.keys()].filter((name) => !inView.has(name)).forEach(remove);
-    await Promise.all([...inView].filter(([name]) => !tiles.has(name)).map(([name, [r, c]]) => load(forwardPass, name, r, c)));
+    await Promise.all(
+      [...inView].filter(([name]) => !tiles.has(name)).map(([name, [r, c]]) => load(forwardPass, name, r, c)),
+    );
     mark();
   }
 
@@ -85,8 +104,17 @@ export function table(context, reads) {
     const found = await context.request(content.endpoint, { forward_pass: forwardPass, layers, start: c, stop });
     if (key !== shown || tiles.has(name)) return;
     const cells = content.cells(found, stop - c);
-    const lines = layers.map((layer, i) => h("div", { class: "lens-row", role: "row", "aria-rowindex": rows - layer, style: { height: `${HIGH}px` } }, cells[i].map((one, j) => make(one, layer, c + j))));
-    const tile = { node: h("div", { class: "lens-tile", style: { left: `${c * width}px`, top: `${r * HIGH}px` } }, lines), cells: cells.flat() };
+    const lines = layers.map((layer, i) =>
+      h(
+        "div",
+        { class: "lens-row", role: "row", "aria-rowindex": rows - layer, style: { height: `${HIGH}px` } },
+        cells[i].map((one, j) => make(one, layer, c + j)),
+      ),
+    );
+    const tile = {
+      node: h("div", { class: "lens-tile", style: { left: `${c * width}px`, top: `${r * HIGH}px` } }, lines),
+      cells: cells.flat(),
+    };
     tiles.set(name, tile);
     body.append(tile.node);
     colour(tile);
@@ -96,16 +124,46 @@ export function table(context, reads) {
   /** Target tokens above and input tokens below the columns of a tile. */
   function ends(found, start, stop) {
     if (below.querySelector(`[data-start="${start}"]`)) return;
-    const strip = (tokens, kind) => h("div", { class: "lens-strip", data: { start }, style: { left: `${start * width}px` } }, tokens.map((one, i) => h("span", { class: kind, style: { width: `${width}px` }, data: { place: start + i } }, one ? token(one) : "")));
+    const strip = (tokens, kind) =>
+      h(
+        "div",
+        { class: "lens-strip", data: { start }, style: { left: `${start * width}px` } },
+        tokens.map((one, i) =>
+          h(
+            "span",
+            { class: kind, style: { width: `${width}px` }, data: { place: start + i } },
+            one ? token(one) : "",
+          ),
+        ),
+      );
     below.append(strip(context.row.slice(start, stop), "lens-token"));
-    if (found.targets) above.append(strip(found.targets.map((id) => (id === null ? null : found.token_info[id])), "lens-true"));
+    if (found.targets)
+      above.append(
+        strip(
+          found.targets.map((id) => (id === null ? null : found.token_info[id])),
+          "lens-true",
+        ),
+      );
   }
 
   const idOf = (row, place) => `lens-${context.checkpoint}-${row}-${place}`;
 
   function make(one, row, place) {
     one.figure = h("span", { class: "lens-figure" });
-    one.node = h("div", { class: "lens-cell", id: idOf(row, place), role: "gridcell", "aria-colindex": place + 1, "aria-label": `after ${rowName(row)}, token ${place}: ${one.said}`, data: { row, place, ...one.data }, style: { width: `${width}px` } }, one.word === undefined ? null : h("span", { class: "lens-word" }, one.word), one.figure);
+    one.node = h(
+      "div",
+      {
+        class: "lens-cell",
+        id: idOf(row, place),
+        role: "gridcell",
+        "aria-colindex": place + 1,
+        "aria-label": `after ${rowName(row)}, token ${place}: ${one.said}`,
+        data: { row, place, ...one.data },
+        style: { width: `${width}px` },
+      },
+      one.word === undefined ? null : h("span", { class: "lens-word" }, one.word),
+      one.figure,
+    );
     return one.node;
   }
 
@@ -126,7 +184,9 @@ export function table(context, reads) {
   function drawLegend() {
     const [low, high] = content.legend();
     const colours = ramp();
-    const stops = [0, 64, 128, 192, 255].map((i) => `rgb(${colours[3 * i]}, ${colours[3 * i + 1]}, ${colours[3 * i + 2]})`);
+    const stops = [0, 64, 128, 192, 255].map(
+      (i) => `rgb(${colours[3 * i]}, ${colours[3 * i + 1]}, ${colours[3 * i + 2]})`,
+    );
     scale.style.background = `linear-gradient(to right, ${stops.join(", ")})`;
     put(legend, h("span", {}, low), scale, h("span", {}, high));
   }
@@ -141,7 +201,9 @@ export function table(context, reads) {
     one?.setAttribute("aria-selected", "true");
     below.querySelector(`[data-place="${context.token}"]`)?.classList.add("lens-chosen");
     box.setAttribute("aria-activedescendant", one ? id : "");
-    [...names.querySelectorAll("span:not(.lens-end)")].forEach((name, i) => name.classList.toggle("lens-chosen", depth(context) - 1 - i === number));
+    [...names.querySelectorAll("span:not(.lens-end)")].forEach((name, i) =>
+      name.classList.toggle("lens-chosen", depth(context) - 1 - i === number),
+    );
   }
 
   /** Bring the selected cell into view. */
@@ -150,7 +212,8 @@ export function table(context, reads) {
     const room = box.clientWidth - SIDE;
     if (left < box.scrollLeft || left + width > box.scrollLeft + room) box.scrollLeft = left - room / 2 + width / 2;
     const top = (depth(context) - 1 - chosenRow(context)) * HIGH;
-    if (top < box.scrollTop || top + 3 * HIGH > box.scrollTop + box.clientHeight) box.scrollTop = top - box.clientHeight / 2;
+    if (top < box.scrollTop || top + 3 * HIGH > box.scrollTop + box.clientHeight)
+      box.scrollTop = top - box.clientHeight / 2;
   }
 
   let waiting = null;

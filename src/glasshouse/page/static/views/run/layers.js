@@ -7,7 +7,14 @@ import { placeholder, panel } from "glasshouse/widgets.js";
 import { checkpointLog } from "glasshouse/views/run/metrics_store.js";
 
 export function layers(context) {
-  const picture = chart({ title: "Logit-lens loss", unit: "nats", height: 230, testid: "chart-lens", onmove: (step) => picture.mark(step), onpick: (step) => context.set({ run_step: step }) });
+  const picture = chart({
+    title: "Logit-lens loss",
+    unit: "nats",
+    height: 230,
+    testid: "chart-lens",
+    onmove: (step) => picture.mark(step),
+    onpick: (step) => context.set({ run_step: step }),
+  });
   const body = h("div", {}, picture);
   const legend = h("p", { class: "legend" });
   const node = panel("Logit-lens loss by layer", "Validation loss of the logit lens after each layer.", body, legend);
@@ -16,8 +23,17 @@ export function layers(context) {
     const lines = told.layers.logit_lens;
     const depth = lines.find(Boolean).length;
     const series = Array.from({ length: depth }, (_, layer) => {
-      const points = told.steps.map((step, i) => [step, lines[i]?.[layer]]).filter(([, value]) => value !== null && value !== undefined);
-      return { name: layer ? `layer ${layer - 1}` : "embed", testid: `lens-${layer}`, colour: shade(0.3 + (0.7 * layer) / Math.max(1, depth - 1)), x: points.map(([step]) => step), y: points.map(([, value]) => value), dots: true };
+      const points = told.steps
+        .map((step, i) => [step, lines[i]?.[layer]])
+        .filter(([, value]) => value !== null && value !== undefined);
+      return {
+        name: layer ? `layer ${layer - 1}` : "embed",
+        testid: `lens-${layer}`,
+        colour: shade(0.3 + (0.7 * layer) / Math.max(1, depth - 1)),
+        x: points.map(([step]) => step),
+        y: points.map(([, value]) => value),
+        dots: true,
+      };
     });
     picture.show({ series, log: context.state.run_scale === "log", from: 0, to: Math.max(1, told.steps.at(-1)) });
     picture.mark(context.state.run_step ?? null);
@@ -25,7 +41,14 @@ export function layers(context) {
   async function draw() {
     told = await checkpointLog("probes");
     if (!told.layers.logit_lens) {
-      put(body, placeholder(context.model.predicts_tokens ? "No logit-lens loss yet; it is logged with each checkpoint." : "The head of this model does not predict tokens, so there is no logit lens."));
+      put(
+        body,
+        placeholder(
+          context.model.predicts_tokens
+            ? "No logit-lens loss yet; it is logged with each checkpoint."
+            : "The head of this model does not predict tokens, so there is no logit lens.",
+        ),
+      );
       return;
     }
     if (!body.contains(picture)) put(body, picture);
@@ -33,5 +56,13 @@ export function layers(context) {
     put(legend, "“embed” is the embedding. Later layers are darker (lighter in the dark theme).");
   }
   const stop = onTheme(() => told?.layers.logit_lens && show());
-  return { node, draw, grow: draw, close: () => { stop(); picture.close(); } };
+  return {
+    node,
+    draw,
+    grow: draw,
+    close: () => {
+      stop();
+      picture.close();
+    },
+  };
 }

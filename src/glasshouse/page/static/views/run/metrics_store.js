@@ -17,13 +17,17 @@ export function follow() {
 async function read() {
   if (isSaved && store.latest) return;
   // The first request is cached, so that a saved page includes its response.
-  const told = store.latest ? await request("metrics", { since: store.latest.step, version: store.latest.version }, { fresh: true }) : await request("metrics");
+  const told = store.latest
+    ? await request("metrics", { since: store.latest.step, version: store.latest.version }, { fresh: true })
+    : await request("metrics");
   const fresh = {};
   for (const [name, curve] of Object.entries(told.curves)) {
     const old = told.since ? store.curves[name] : undefined;
     const kept = old ? old.step.findIndex((step) => step >= told.since) : 0;
     const end = kept < 0 ? old.step.length : kept;
-    fresh[name] = Object.fromEntries(Object.entries(curve).map(([part, values]) => [part, old ? [...old[part].slice(0, end), ...values] : values]));
+    fresh[name] = Object.fromEntries(
+      Object.entries(curve).map(([part, values]) => [part, old ? [...old[part].slice(0, end), ...values] : values]),
+    );
   }
   store.curves = fresh;
   store.latest = told;

@@ -6,10 +6,19 @@ import { panel, placeholder } from "glasshouse/widgets.js";
 import { store } from "glasshouse/views/run/metrics_store.js";
 
 export function plan(context) {
-  const pick = h("select", { "aria-label": "GPU of the plan", data: { testid: "plan-gpu" }, on: { change: () => context.set({ run_gpu: pick.value }) } });
+  const pick = h("select", {
+    "aria-label": "GPU of the plan",
+    data: { testid: "plan-gpu" },
+    on: { change: () => context.set({ run_gpu: pick.value }) },
+  });
   const picture = planPicture();
   const body = h("div", {}, picture);
-  const node = panel("Plan", "What this run takes on one GPU, by arithmetic alone (glasshouse plan).", h("div", { class: "controls" }, h("label", {}, "GPU ", pick)), body);
+  const node = panel(
+    "Plan",
+    "What this run takes on one GPU, by arithmetic alone (glasshouse plan).",
+    h("div", { class: "controls" }, h("label", {}, "GPU ", pick)),
+    body,
+  );
   let told = null;
   function show() {
     const last = (name) => store.curves[name]?.mean.at(-1);
@@ -26,7 +35,10 @@ export function plan(context) {
         return;
       }
       put(body, picture);
-      put(pick, told.gpus.map((name) => h("option", { value: name }, name)));
+      put(
+        pick,
+        told.gpus.map((name) => h("option", { value: name }, name)),
+      );
       pick.value = gpu;
       show();
     },

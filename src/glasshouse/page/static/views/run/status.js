@@ -11,7 +11,11 @@ export function status() {
   const badge = h("span", { class: "run-state", data: { testid: "run-state" } });
   const far = h("span", { data: { testid: "run-far" } });
   const filled = h("span", { class: "filled" });
-  const track = h("div", { class: "run-track", role: "progressbar", "aria-label": "training progress", "aria-valuemin": 0 }, filled);
+  const track = h(
+    "div",
+    { class: "run-track", role: "progressbar", "aria-label": "training progress", "aria-valuemin": 0 },
+    filled,
+  );
   const settings = h("dl", { class: "run-settings", data: { testid: "run-settings" } });
   const node = panel("Training run", null, h("p", { class: "run-line" }, badge, far), track, settings);
   let told = null;
@@ -21,7 +25,10 @@ export function status() {
     put(badge, state);
     badge.dataset.state = state;
     const speed = store.curves.tokens_per_second?.mean.at(-1);
-    const left = state === "running" && speed && step < steps ? ` · about ${duration(((steps - step) * told.batch_tokens) / speed)} left` : "";
+    const left =
+      state === "running" && speed && step < steps
+        ? ` · about ${duration(((steps - step) * told.batch_tokens) / speed)} left`
+        : "";
     const lowest = best ? ` · best validation loss ${short(best.value)} nats at step ${whole(best.step)}` : "";
     const again = state === "stopped" ? " · rerun the same command to resume" : "";
     put(far, `step ${whole(step)}${steps ? ` of ${whole(steps)}` : ""}${lowest}${left}${again}`);
@@ -29,7 +36,13 @@ export function status() {
     filled.style.width = `${(100 * step) / Math.max(1, steps ?? 0)}%`;
     track.setAttribute("aria-valuenow", step);
     track.setAttribute("aria-valuemax", steps ?? step);
-    if (!settings.children.length) put(settings, told.settings.map((one) => h("div", { data: { name: one.name } }, h("dt", {}, one.name), h("dd", {}, one.value))));
+    if (!settings.children.length)
+      put(
+        settings,
+        told.settings.map((one) =>
+          h("div", { data: { name: one.name } }, h("dt", {}, one.name), h("dd", {}, one.value)),
+        ),
+      );
   }
   return { node, draw: show, grow: show };
 }

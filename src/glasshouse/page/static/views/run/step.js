@@ -13,13 +13,30 @@ export function openCheckpoint(context, step, testid) {
   const near = nearestSaved(step);
   if (!near) return h("span", { class: "quiet" }, "no checkpoint saved yet");
   const named = near.name;
-  if (near.name === context.checkpoint) return h("span", { class: "quiet", data: { testid, checkpoint: near.name } }, `all views show checkpoint ${named}`);
+  if (near.name === context.checkpoint)
+    return h(
+      "span",
+      { class: "quiet", data: { testid, checkpoint: near.name } },
+      `all views show checkpoint ${named}`,
+    );
   const away = near.step === step ? "" : " (nearest saved)";
-  return h("button", { type: "button", class: "act", data: { testid, checkpoint: near.name }, on: { click: () => context.set({ checkpoint: near.name }) } }, `open checkpoint ${named}${away}`);
+  return h(
+    "button",
+    {
+      type: "button",
+      class: "act",
+      data: { testid, checkpoint: near.name },
+      on: { click: () => context.set({ checkpoint: near.name }) },
+    },
+    `open checkpoint ${named}${away}`,
+  );
 }
 
 /** The saved checkpoint nearest to a step. */
 function nearestSaved(step) {
   const there = store.latest?.checkpoints ?? [];
-  return there.reduce((best, one) => (best === null || Math.abs(one.step - step) < Math.abs(best.step - step) ? one : best), null);
+  return there.reduce(
+    (best, one) => (best === null || Math.abs(one.step - step) < Math.abs(best.step - step) ? one : best),
+    null,
+  );
 }

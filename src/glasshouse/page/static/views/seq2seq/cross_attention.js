@@ -16,9 +16,20 @@ export function crossAttention(context) {
   let weights = null; // [target, source] of the part that is shown
   let from = { source: 0, target: 0 };
   let passing = null; // the target token under the pointer or with the focus
-  const of = choice("weights of", [["head", "one head"], ["layer", "mean of the layer"], ["all", "mean of all layers"]], (value) => context.set({ seq2seq_scope: value }));
+  const of = choice(
+    "weights of",
+    [
+      ["head", "one head"],
+      ["layer", "mean of the layer"],
+      ["all", "mean of all layers"],
+    ],
+    (value) => context.set({ seq2seq_scope: value }),
+  );
   const what = h("span", { class: "quiet", data: { testid: "seq2seq-scope" } });
-  const rows = { source: h("div", { class: "al-row source", role: "group", "aria-label": "source tokens" }), target: h("div", { class: "al-row target", role: "group", "aria-label": "target tokens" }) };
+  const rows = {
+    source: h("div", { class: "al-row source", role: "group", "aria-label": "source tokens" }),
+    target: h("div", { class: "al-row target", role: "group", "aria-label": "target tokens" }),
+  };
   const lines = s("svg", { class: "al-lines", "aria-hidden": "true" });
   const drawing = h("div", { class: "al-drawing", data: { testid: "seq2seq" } }, rows.source, lines, rows.target);
   const pagers = { source: pager("source"), target: pager("target") };
@@ -55,12 +66,39 @@ export function crossAttention(context) {
   function build() {
     for (const side of ["source", "target"]) {
       const some = context.tokens[side].slice(from[side], from[side] + WINDOW);
-      put(rows[side], some.map((one, i) => {
-        const at = from[side] + i;
-        const pass = side === "target" ? { pointerenter: () => pointed(at), pointerleave: () => pointed(null), focus: () => pointed(at), blur: () => pointed(null) } : {};
-        const button = token(one, { tag: "button", type: "button", class: "al-token", data: { place: at, testid: `${side}-token-${at}` }, "aria-label": `${side} token ${at}: ${one.text}`, on: { ...pass, click: () => context.set(side === "source" ? { key: at } : { token: at }), keydown: (event) => walk(event, side, at) } });
-        return h("span", { class: "al-spot" }, side === "source" ? h("span", { class: "al-share", data: { testid: `share-${at}` } }) : null, button);
-      }));
+      put(
+        rows[side],
+        some.map((one, i) => {
+          const at = from[side] + i;
+          const pass =
+            side === "target"
+              ? {
+                  pointerenter: () => pointed(at),
+                  pointerleave: () => pointed(null),
+                  focus: () => pointed(at),
+                  blur: () => pointed(null),
+                }
+              : {};
+          const button = token(one, {
+            tag: "button",
+            type: "button",
+            class: "al-token",
+            data: { place: at, testid: `${side}-token-${at}` },
+            "aria-label": `${side} token ${at}: ${one.text}`,
+            on: {
+              ...pass,
+              click: () => context.set(side === "source" ? { key: at } : { token: at }),
+              keydown: (event) => walk(event, side, at),
+            },
+          });
+          return h(
+            "span",
+            { class: "al-spot" },
+            side === "source" ? h("span", { class: "al-share", data: { testid: `share-${at}` } }) : null,
+            button,
+          );
+        }),
+      );
     }
   }
 
@@ -123,7 +161,10 @@ export function crossAttention(context) {
       const r = rows[side].children[i].querySelector(".al-token").getBoundingClientRect();
       return isTall ? r.top + r.height / 2 - box.top : r.left + r.width / 2 - box.left;
     };
-    const spots = { source: Array.from({ length: wide }, (_, i) => spot("source", i)), target: Array.from({ length: high }, (_, i) => spot("target", i)) };
+    const spots = {
+      source: Array.from({ length: wide }, (_, i) => spot("source", i)),
+      target: Array.from({ length: high }, (_, i) => spot("target", i)),
+    };
     const pairs = [];
     for (let t = 0; t < high; t += 1) {
       const values = row(weights, t);
@@ -132,25 +173,57 @@ export function crossAttention(context) {
     }
     pairs.sort((a, b) => b[0] - a[0]);
     const isOwn = ([, t]) => t === at - from.target;
-    const shown = pairs.filter((one, i) => i < LINES || isOwn(one)).sort((a, b) => isOwn(a) - isOwn(b) || a[0] - b[0]);
+    const shown = pairs
+      .filter((one, i) => i < LINES || isOwn(one))
+      .sort((a, b) => isOwn(a) - isOwn(b) || a[0] - b[0]);
     const long = isTall ? box.width : box.height;
-    put(lines, shown.map((one) => {
-      const [value, t, k] = one;
-      const [a, b] = [spots.source[k], spots.target[t]];
-      const d = isTall ? `M0 ${a}C${long / 2} ${a} ${long / 2} ${b} ${long} ${b}` : `M${a} 0C${a} ${long / 2} ${b} ${long / 2} ${b} ${long}`;
-      return s("path", { d, class: isOwn(one) ? "own" : "", "stroke-width": (0.6 + 7 * value).toFixed(2), "stroke-opacity": (isOwn(one) ? 0.35 + 0.65 * value : 0.08 + 0.4 * value).toFixed(3) });
-    }));
+    put(
+      lines,
+      shown.map((one) => {
+        const [value, t, k] = one;
+        const [a, b] = [spots.source[k], spots.target[t]];
+        const d = isTall
+          ? `M0 ${a}C${long / 2} ${a} ${long / 2} ${b} ${long} ${b}`
+          : `M${a} 0C${a} ${long / 2} ${b} ${long / 2} ${b} ${long}`;
+        return s("path", {
+          d,
+          class: isOwn(one) ? "own" : "",
+          "stroke-width": (0.6 + 7 * value).toFixed(2),
+          "stroke-opacity": (isOwn(one) ? 0.35 + 0.65 * value : 0.08 + 0.4 * value).toFixed(3),
+        });
+      }),
+    );
   }
 
   function drawList(at, own) {
     put(listed, "Weights of ", token(context.tokens.target[at]), ` (target token ${at})`);
     const { source } = selection(context);
-    const order = Array.from(own, (value, i) => [value, from.source + i]).sort((a, b) => b[0] - a[0]).slice(0, LISTED).sort((a, b) => a[1] - b[1]);
+    const order = Array.from(own, (value, i) => [value, from.source + i])
+      .sort((a, b) => b[0] - a[0])
+      .slice(0, LISTED)
+      .sort((a, b) => a[1] - b[1]);
     const most = Math.max(1e-9, ...own);
     put(
       list,
-      bars(order.map(([value, place]) => ({ name: token(context.tokens.source[place]), share: value / most, value, text: percent(value), title: `source token ${place}`, data: { place }, class: place === source ? "al-key" : "" })), { label: `weights of target token ${at}` }),
-      own.length > LISTED || own.length < context.tokens.source.length ? h("p", { class: "quiet" }, `These ${order.length} have ${percent(order.reduce((sum, one) => sum + one[0], 0))} of the attention weight.`) : null,
+      bars(
+        order.map(([value, place]) => ({
+          name: token(context.tokens.source[place]),
+          share: value / most,
+          value,
+          text: percent(value),
+          title: `source token ${place}`,
+          data: { place },
+          class: place === source ? "al-key" : "",
+        })),
+        { label: `weights of target token ${at}` },
+      ),
+      own.length > LISTED || own.length < context.tokens.source.length
+        ? h(
+            "p",
+            { class: "quiet" },
+            `These ${order.length} have ${percent(order.reduce((sum, one) => sum + one[0], 0))} of the attention weight.`,
+          )
+        : null,
     );
   }
 
@@ -161,7 +234,14 @@ export function crossAttention(context) {
     async draw(changed) {
       const { of: which, layer, head, target, source } = selection(context);
       of.show(which);
-      put(what, { head: `layer ${layer}, head ${head}: select above, or with [ ] and , .`, layer: `all ${context.model.n_heads} heads of layer ${layer}`, all: `all ${context.model.n_heads} heads of ${plural(context.model.n_layers, "layer")}` }[which]);
+      put(
+        what,
+        {
+          head: `layer ${layer}, head ${head}: select above, or with [ ] and , .`,
+          layer: `all ${context.model.n_heads} heads of layer ${layer}`,
+          all: `all ${context.model.n_heads} heads of ${plural(context.model.n_layers, "layer")}`,
+        }[which],
+      );
       const old = from;
       from = { source: Math.floor(source / WINDOW) * WINDOW, target: Math.floor(target / WINDOW) * WINDOW };
       const body = { forward_pass: context.forwardPass() };
@@ -170,7 +250,13 @@ export function crossAttention(context) {
       for (const side of ["source", "target"]) body[side] = [from[side], from[side] + WINDOW];
       const told = await context.request("cross_attention", body);
       weights = decodeTensor(told.weights);
-      if (changed.has("tokens") || !rows.target.children.length || old.source !== from.source || old.target !== from.target) build();
+      if (
+        changed.has("tokens") ||
+        !rows.target.children.length ||
+        old.source !== from.source ||
+        old.target !== from.target
+      )
+        build();
       pagers.source.show();
       pagers.target.show();
       connect();

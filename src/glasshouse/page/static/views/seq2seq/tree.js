@@ -17,7 +17,8 @@ export function drawTree({ nodes, hypotheses }, withPruned, choose) {
     if (!children.has(one.parent)) children.set(one.parent, []);
     children.get(one.parent).push(i);
   });
-  for (const some of children.values()) some.sort((a, b) => best.has(b) - best.has(a) || nodes[b].total - nodes[a].total);
+  for (const some of children.values())
+    some.sort((a, b) => best.has(b) - best.has(a) || nodes[b].total - nodes[a].total);
   const spots = new Map();
   let line = 0;
   function place(at) {
@@ -44,8 +45,29 @@ export function drawTree({ nodes, hypotheses }, withPruned, choose) {
     const before = one.parent === null ? [62, Y(null)] : [X(nodes[one.parent].step) + wide, Y(one.parent)];
     const d = `M${before[0]} ${before[1]}C${(before[0] + x) / 2} ${before[1]} ${(before[0] + x) / 2} ${y} ${x} ${y}`;
     shapes.push([kind === "best" ? 2 : kind === "pruned" ? 0 : 1, s("path", { class: `al-edge ${kind}`, d })]);
-    const text = one.outcome === "ended" ? "■ end" : [...one.text].length > 7 ? `${[...one.text].slice(0, 6).join("")}…` : one.text;
-    boxes.push(s("g", { class: `al-node ${kind} ${one.outcome}`, data: { testid: `node-${at}`, value: one.logprob, outcome: one.outcome } }, s("title", {}, `${one.text}: ${percent(Math.exp(one.logprob))}, score ${short(one.score)}, ${OUTCOMES[one.outcome]}`), s("rect", { x, y: y - 11, width: wide, height: 22, rx: 5 }), s("text", { x: x + 6, y }, text), s("text", { class: "al-percent", x: x + wide - 5, y }, brief(Math.exp(one.logprob)))));
+    const text =
+      one.outcome === "ended"
+        ? "■ end"
+        : [...one.text].length > 7
+          ? `${[...one.text].slice(0, 6).join("")}…`
+          : one.text;
+    boxes.push(
+      s(
+        "g",
+        {
+          class: `al-node ${kind} ${one.outcome}`,
+          data: { testid: `node-${at}`, value: one.logprob, outcome: one.outcome },
+        },
+        s(
+          "title",
+          {},
+          `${one.text}: ${percent(Math.exp(one.logprob))}, score ${short(one.score)}, ${OUTCOMES[one.outcome]}`,
+        ),
+        s("rect", { x, y: y - 11, width: wide, height: 22, rx: 5 }),
+        s("text", { x: x + 6, y }, text),
+        s("text", { class: "al-percent", x: x + wide - 5, y }, brief(Math.exp(one.logprob))),
+      ),
+    );
   }
   const right = X(last) + wide + 26;
   const labels = hypotheses.map((one, i) => {
@@ -58,14 +80,45 @@ export function drawTree({ nodes, hypotheses }, withPruned, choose) {
     const act = () => choose(one.ids);
     return [
       s("line", { class: "al-lead", x1: from + 3, x2: right - 6, y1: y, y2: y }),
-      s("g", { class: i ? "al-label" : "al-label best", role: "button", tabindex: "0", "aria-label": `use hypothesis ${i + 1} as target: ${text}, score ${short(one.score)}`, data: { testid: `label-${i}` }, on: { click: act, keydown: (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); act(); } } } }, s("text", { x: right, y }, `${i + 1}. `, s("tspan", { class: "al-score" }, short(one.score)), `  ${said}`)),
+      s(
+        "g",
+        {
+          class: i ? "al-label" : "al-label best",
+          role: "button",
+          tabindex: "0",
+          "aria-label": `use hypothesis ${i + 1} as target: ${text}, score ${short(one.score)}`,
+          data: { testid: `label-${i}` },
+          on: {
+            click: act,
+            keydown: (event) => {
+              if (event.key === "Enter" || event.key === " ") {
+                event.preventDefault();
+                act();
+              }
+            },
+          },
+        },
+        s("text", { x: right, y }, `${i + 1}. `, s("tspan", { class: "al-score" }, short(one.score)), `  ${said}`),
+      ),
     ];
   });
-  const start = s("g", { class: "al-node best" }, s("rect", { x: 8, y: Y(null) - 11, width: 54, height: 22, rx: 5 }), s("text", { x: 14, y: Y(null) }, "start"));
+  const start = s(
+    "g",
+    { class: "al-node best" },
+    s("rect", { x: 8, y: Y(null) - 11, width: 54, height: 22, rx: 5 }),
+    s("text", { x: 14, y: Y(null) }, "start"),
+  );
   const width = right + 330;
   const height = 40 + line * LINE;
   const inOrder = shapes.sort((a, b) => a[0] - b[0]).map(([, shape]) => shape);
-  return s("svg", { width, height, viewBox: `0 0 ${width} ${height}` }, inOrder, labels.filter(Boolean), start, boxes);
+  return s(
+    "svg",
+    { width, height, viewBox: `0 0 ${width} ${height}` },
+    inOrder,
+    labels.filter(Boolean),
+    start,
+    boxes,
+  );
 }
 
 function brief(share) {

@@ -32,6 +32,9 @@ async function inPython(context) {
     `    model(${inputs})`,
     `weights = seen["decoder.cross_pattern.*"]${part}  # [target, source]`,
   ];
-  if (context.model.generates) work.push(`hypotheses = gh.generate(model, tok, source.tolist(), max_new_tokens=48, beams=${beams}, n=${beams}, length_penalty=${penalty}, keep_tree=True)`);
+  if (context.model.generates)
+    work.push(
+      `hypotheses = gh.generate(model, tok, source.tolist(), max_new_tokens=48, beams=${beams}, n=${beams}, length_penalty=${penalty}, keep_tree=True)`,
+    );
   return [...lines, ...(await within(context, work))].join("\n");
 }

@@ -10,7 +10,11 @@ const MERGES = 200; // replayed at most
 const BEAT = 500; // milliseconds between merges when they play
 
 export function mount(context, root) {
-  const parts = [nextToken(context), context.model.has_merges ? wordMerges(context) : null, context.model.tokenizer ? trainBpe(context) : null].filter(Boolean);
+  const parts = [
+    nextToken(context),
+    context.model.has_merges ? wordMerges(context) : null,
+    context.model.tokenizer ? trainBpe(context) : null,
+  ].filter(Boolean);
   const [first, ...others] = parts.map((part) => part.node);
   root.append(h("div", { class: "columns" }, first, h("div", { class: "view" }, others)));
   const code = h("div", {});
@@ -36,19 +40,47 @@ async function inPython(context) {
 
 function nextToken(context) {
   const { model } = context;
-  const title = { next_token: "Next-token probabilities", masked_token: "Masked-token predictions" }[model.head] ?? "Label probabilities";
-  const about = {
-    next_token: "The most likely tokens after the selected one. Click a token to append it there.",
-    masked_token: "The most likely tokens at the selected position. Mask the token to predict it from the others.",
-  }[model.head] ?? "The probability of each label.";
+  const title =
+    { next_token: "Next-token probabilities", masked_token: "Masked-token predictions" }[model.head] ??
+    "Label probabilities";
+  const about =
+    {
+      next_token: "The most likely tokens after the selected one. Click a token to append it there.",
+      masked_token: "The most likely tokens at the selected position. Mask the token to predict it from the others.",
+    }[model.head] ?? "The probability of each label.";
   const list = h("div", { data: { testid: "next" } });
   const facts = h("p", { class: "quiet", role: "status", data: { testid: "next-facts" } });
   const written = h("p", { class: "written quiet" });
   const settings = model.generates ? sampling(context) : null;
-  const write = (n) => h("button", { type: "button", class: n > 1 ? "act" : "act first", data: { testid: `generate-${n}` }, on: { click: () => generate(context, n, written) } }, n > 1 ? `generate ${n} tokens` : "sample one token");
-  const controls = model.generates ? [settings.node, h("div", { class: "controls" }, write(1), write(20), h("span", { class: "quiet" }, "each click uses a new seed"))] : [];
+  const write = (n) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: n > 1 ? "act" : "act first",
+        data: { testid: `generate-${n}` },
+        on: { click: () => generate(context, n, written) },
+      },
+      n > 1 ? `generate ${n} tokens` : "sample one token",
+    );
+  const controls = model.generates
+    ? [
+        settings.node,
+        h(
+          "div",
+          { class: "controls" },
+          write(1),
+          write(20),
+          h("span", { class: "quiet" }, "each click uses a new seed"),
+        ),
+      ]
+    : [];
   const node = panel(title, about, list, facts, controls, written);
-  if (!model.predicts_tokens && model.head !== "sequence_classification" && model.head !== "token_classification") put(list, placeholder(`The head of this model is ${model.head}, which predicts no tokens; open its attention instead.`));
+  if (!model.predicts_tokens && model.head !== "sequence_classification" && model.head !== "token_classification")
+    put(
+      list,
+      placeholder(`The head of this model is ${model.head}, which predicts no tokens; open its attention instead.`),
+    );
 
   return {
     node,
@@ -64,29 +96,60 @@ function nextToken(context) {
       }
       const found = await context.request("next", body);
       const plain = !model.generates || (temperature === 1 && !topK && topP >= 1);
-      const top = Math.max(...found.candidates.map((one) => Math.max(one.probability, plain ? 0 : one.sampling_probability)));
-      put(list, bars(found.candidates.map((one) => ({
-        name: model.predicts_tokens ? token(one) : one.text,
-        share: (plain ? one.probability : one.sampling_probability) / top,
-        second: plain ? undefined : one.probability / top,
-        value: one.probability,
-        text: percent(plain ? one.probability : one.sampling_probability),
-        title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, sampled with ${percent(one.sampling_probability)}`}`,
-        class: one.id === found.actual_next ? "true" : "",
-        data: { id: one.id, sampling: one.sampling_probability, logit: one.logit },
-        onclick: model.generates ? () => branch(context, one.id) : undefined,
-      })), { label: title }));
+      const top = Math.max(
+        ...found.candidates.map((one) => Math.max(one.probability, plain ? 0 : one.sampling_probability)),
+      );
+      put(
+        list,
+        bars(
+          found.candidates.map((one) => ({
+            name: model.predicts_tokens ? token(one) : one.text,
+            share: (plain ? one.probability : one.sampling_probability) / top,
+            second: plain ? undefined : one.probability / top,
+            value: one.probability,
+            text: percent(plain ? one.probability : one.sampling_probability),
+            title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, sampled with ${percent(one.sampling_probability)}`}`,
+            class: one.id === found.actual_next ? "true" : "",
+            data: { id: one.id, sampling: one.sampling_probability, logit: one.logit },
+            onclick: model.generates ? () => branch(context, one.id) : undefined,
+          })),
+          { label: title },
+        ),
+      );
       const nats = `entropy ${short(found.entropy)} nats`;
-      put(facts, plain ? nats : `${nats}, ${short(found.sampling_entropy)} after temperature, top-k and top-p (${plural(found.n_candidates, "candidate")}). Pale: before.`);
+      put(
+        facts,
+        plain
+          ? nats
+          : `${nats}, ${short(found.sampling_entropy)} after temperature, top-k and top-p (${plural(found.n_candidates, "candidate")}). Pale: before.`,
+      );
     },
   };
 }
 
 function sampling(context) {
-  const temperature = slider("temperature", { min: 0, max: 2, step: 0.05, shown: (value) => value.toFixed(2), oninput: (value) => context.set({ temperature: value }) });
+  const temperature = slider("temperature", {
+    min: 0,
+    max: 2,
+    step: 0.05,
+    shown: (value) => value.toFixed(2),
+    oninput: (value) => context.set({ temperature: value }),
+  });
   const most = Math.min(context.model.vocab_size, 100);
-  const topK = slider("top-k", { min: 0, max: most, step: 1, shown: (value) => (value ? String(value) : "all"), oninput: (value) => context.set({ top_k: value }) });
-  const topP = slider("top-p", { min: 0.05, max: 1, step: 0.05, shown: (value) => (value >= 1 ? "all" : value.toFixed(2)), oninput: (value) => context.set({ top_p: value }) });
+  const topK = slider("top-k", {
+    min: 0,
+    max: most,
+    step: 1,
+    shown: (value) => (value ? String(value) : "all"),
+    oninput: (value) => context.set({ top_k: value }),
+  });
+  const topP = slider("top-p", {
+    min: 0.05,
+    max: 1,
+    step: 0.05,
+    shown: (value) => (value >= 1 ? "all" : value.toFixed(2)),
+    oninput: (value) => context.set({ top_p: value }),
+  });
   return {
     node: h("div", { class: "sampling" }, temperature, topK, topP),
     draw() {
@@ -130,9 +193,21 @@ async function generate(context, n, written) {
 
 function wordMerges(context) {
   const title = h("h3", {});
-  const tree = h("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "merge tree", data: { testid: "tree" } });
+  const tree = h("div", {
+    class: "tree",
+    tabindex: "0",
+    role: "group",
+    "aria-label": "merge tree",
+    data: { testid: "tree" },
+  });
   const table = h("div", { class: "scroll" });
-  const node = panel("BPE merges of this word", "A word starts as bytes; the adjacent pair with the lowest merge rank is merged until none is left. Numbers are merge ranks.", title, tree, table);
+  const node = panel(
+    "BPE merges of this word",
+    "A word starts as bytes; the adjacent pair with the lowest merge rank is merged until none is left. Numbers are merge ranks.",
+    title,
+    tree,
+    table,
+  );
   return {
     node,
     async draw(changed) {
@@ -147,8 +222,32 @@ function wordMerges(context) {
         return;
       }
       put(tree, drawTrees(found.trees));
-      const rows = found.steps.map((step, i) => h("tr", {}, h("td", { class: "number" }, i ? count(step.rank) : ""), h("td", {}, i ? `${step.merge[0]} + ${step.merge[1]}` : "bytes"), h("td", {}, step.tokens.map((one) => token({ text: one, id: "" }, { title: one })))));
-      put(table, h("table", { class: "merges", data: { testid: "merges" } }, h("thead", {}, h("tr", {}, h("th", { class: "number" }, "rank"), h("th", {}, "merge"), h("th", {}, "tokens"))), h("tbody", {}, rows)));
+      const rows = found.steps.map((step, i) =>
+        h(
+          "tr",
+          {},
+          h("td", { class: "number" }, i ? count(step.rank) : ""),
+          h("td", {}, i ? `${step.merge[0]} + ${step.merge[1]}` : "bytes"),
+          h(
+            "td",
+            {},
+            step.tokens.map((one) => token({ text: one, id: "" }, { title: one })),
+          ),
+        ),
+      );
+      put(
+        table,
+        h(
+          "table",
+          { class: "merges", data: { testid: "merges" } },
+          h(
+            "thead",
+            {},
+            h("tr", {}, h("th", { class: "number" }, "rank"), h("th", {}, "merge"), h("th", {}, "tokens")),
+          ),
+          h("tbody", {}, rows),
+        ),
+      );
     },
   };
 }
@@ -174,9 +273,17 @@ function drawTrees(trees) {
       x += own + 6;
     }
     const spot = { middle, depth, own, tree };
-    for (const part of parts) shapes.unshift(s("line", { x1: middle, y1: depth * HIGH + 30, x2: part.middle, y2: part.depth * HIGH + 12 }));
+    for (const part of parts)
+      shapes.unshift(s("line", { x1: middle, y1: depth * HIGH + 30, x2: part.middle, y2: part.depth * HIGH + 12 }));
     shapes.push(
-      s("rect", { x: middle - own / 2, y: depth * HIGH + 10, width: own, height: 22, rx: 4, class: parts.length ? "" : "leaf" }),
+      s("rect", {
+        x: middle - own / 2,
+        y: depth * HIGH + 10,
+        width: own,
+        height: 22,
+        rx: 4,
+        class: parts.length ? "" : "leaf",
+      }),
       s("text", { x: middle, y: depth * HIGH + 21 }, tree.text),
       tree.rank === null ? null : s("text", { class: "rank", x: middle, y: depth * HIGH + 4 }, String(tree.rank)),
     );
@@ -186,7 +293,11 @@ function drawTrees(trees) {
     place(tree, 0);
     x += 14;
   }
-  return s("svg", { width: x + 4, height: (deepest + 1) * HIGH, role: "img", "aria-label": trees.map(said).join("; ") }, shapes.filter(Boolean));
+  return s(
+    "svg",
+    { width: x + 4, height: (deepest + 1) * HIGH, role: "img", "aria-label": trees.map(said).join("; ") },
+    shapes.filter(Boolean),
+  );
 }
 
 function said(tree) {
@@ -200,21 +311,57 @@ function trainBpe(context) {
   let spelled = [];
   let at = 0;
   let timer = null;
-  const progress = slider("merge", { min: 0, max: 0, step: 1, shown: (value) => `${value} of ${steps.length}`, oninput: (value) => { stop(); show(value); } });
-  const play = h("button", { type: "button", class: "act", data: { testid: "play" }, on: { click: () => (timer ? stop() : start()) } }, "play");
+  const progress = slider("merge", {
+    min: 0,
+    max: 0,
+    step: 1,
+    shown: (value) => `${value} of ${steps.length}`,
+    oninput: (value) => {
+      stop();
+      show(value);
+    },
+  });
+  const play = h(
+    "button",
+    { type: "button", class: "act", data: { testid: "play" }, on: { click: () => (timer ? stop() : start()) } },
+    "play",
+  );
   const what = h("p", { role: "status", data: { testid: "merge" } });
   const runnersUp = h("p", { class: "quiet runners-up" });
-  const words = h("div", { class: "words", tabindex: "0", role: "group", "aria-label": "the text in tokens", data: { testid: "learned" } });
-  const node = panel("Train BPE on this text", "Byte-pair encoding trained on this text alone: each merge turns the most frequent adjacent pair into a token.", h("div", { class: "controls" }, play, progress), what, runnersUp, words);
+  const words = h("div", {
+    class: "words",
+    tabindex: "0",
+    role: "group",
+    "aria-label": "the text in tokens",
+    data: { testid: "learned" },
+  });
+  const node = panel(
+    "Train BPE on this text",
+    "Byte-pair encoding trained on this text alone: each merge turns the most frequent adjacent pair into a token.",
+    h("div", { class: "controls" }, play, progress),
+    what,
+    runnersUp,
+    words,
+  );
   node.classList.add("learning");
 
   function show(value) {
     at = value;
     progress.show(at);
     const now = spelled.map((word) => [...word]);
-    for (let i = 0; i < at; i += 1) for (let w = 0; w < now.length; w += 1) now[w] = join(now[w], steps[i].merge, steps[i].token);
+    for (let i = 0; i < at; i += 1)
+      for (let w = 0; w < now.length; w += 1) now[w] = join(now[w], steps[i].merge, steps[i].token);
     const fresh = at ? steps[at - 1].token : null;
-    put(words, now.map((word) => h("span", { class: "word" }, word.map((text) => token({ text, id: "" }, { class: text === fresh ? "new" : "", title: text })))));
+    put(
+      words,
+      now.map((word) =>
+        h(
+          "span",
+          { class: "word" },
+          word.map((text) => token({ text, id: "" }, { class: text === fresh ? "new" : "", title: text })),
+        ),
+      ),
+    );
     const size = now.reduce((sum, word) => sum + word.length, 0);
     if (!at) {
       put(what, `Before the first merge: ${plural(size, "byte")}.`);
@@ -222,7 +369,14 @@ function trainBpe(context) {
       return;
     }
     const step = steps[at - 1];
-    put(what, "Merge ", String(at), ": ", ...pair(step.merge), ` occurs ${plural(step.count, "time")}; ${plural(size, "token")} remain.`);
+    put(
+      what,
+      "Merge ",
+      String(at),
+      ": ",
+      ...pair(step.merge),
+      ` occurs ${plural(step.count, "time")}; ${plural(size, "token")} remain.`,
+    );
     const pairs = step.runners_up.map((one, i) => [i ? ", " : "Runners-up: ", ...pair(one.merge), ` (${one.count})`]);
     put(runnersUp, pairs);
   }
@@ -242,7 +396,11 @@ function trainBpe(context) {
       if (!changed.has("tokens")) return;
       stop();
       const { text } = context.state;
-      const found = await context.request("train_bpe", { text: text || context.row.map((one) => one.text).join(""), merges: MERGES }, { topic: JSON.stringify(context.forwardPass({ unedited: true })) });
+      const found = await context.request(
+        "train_bpe",
+        { text: text || context.row.map((one) => one.text).join(""), merges: MERGES },
+        { topic: JSON.stringify(context.forwardPass({ unedited: true })) },
+      );
       steps = found.steps;
       spelled = found.words;
       progress.limit(steps.length);

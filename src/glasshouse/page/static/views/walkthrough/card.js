@@ -3,7 +3,13 @@
 import { count } from "glasshouse/number.js";
 import { product } from "glasshouse/views/walkthrough/figures.js";
 
-const PARTS = { attention: "attention", cross: "cross-attention", feedforward: "feed-forward", embed: "embedding", head: "unembedding" };
+const PARTS = {
+  attention: "attention",
+  cross: "cross-attention",
+  feedforward: "feed-forward",
+  embed: "embedding",
+  head: "unembedding",
+};
 
 /** The part of the model that a step belongs to. */
 export function partOf(card) {
@@ -25,7 +31,14 @@ export const given = (c) => (c.model.norm_placement === "post" ? "x" : "h");
 /** The symbol of a sublayer's output. */
 export const addend = (card) => ({ attention: "a", cross: "c", feedforward: "f" })[partOf(card)];
 
-const READ = { x: "the residual stream", h: "the normalized residual stream", e: "the encoder output of a source token", Z: "the concatenated heads", m: "the neuron activations", y: "the final vector" };
+const READ = {
+  x: "the residual stream",
+  h: "the normalized residual stream",
+  e: "the encoder output of a source token",
+  Z: "the concatenated heads",
+  m: "the neuron activations",
+  y: "the final vector",
+};
 
 /** A linear map: one figure for all of them. */
 export function linear(card, c, { name, letters, why }) {
@@ -34,7 +47,11 @@ export function linear(card, c, { name, letters, why }) {
   return {
     name,
     formula: `${y} [${count(high)}] = ${W} [${count(high)}×${count(wide)}] ${x} [${count(wide)}]${card.bias ? ` + ${b}` : ""}`,
-    legend: [[x, READ[x[0]]], [W, high === c.model.d_head && card.kv !== undefined ? "learned; the rows of this head" : "learned"], ...(card.bias ? [[b, "learned"]] : [])],
+    legend: [
+      [x, READ[x[0]]],
+      [W, high === c.model.d_head && card.kv !== undefined ? "learned; the rows of this head" : "learned"],
+      ...(card.bias ? [[b, "learned"]] : []),
+    ],
     why,
     figure: () => product(letters, card, c.say),
   };

@@ -22,6 +22,10 @@ function general(card, c) {
     formula: card.formula ?? "",
     legend: [],
     why: card.why ?? "",
-    figure: () => rows(vectors.map(([name, value]) => ({ name, value })), c.say),
+    figure: () =>
+      rows(
+        vectors.map(([name, value]) => ({ name, value })),
+        c.say,
+      ),
   };
 }

@@ -8,17 +8,19 @@ import { given, linear } from "glasshouse/views/walkthrough/card.js";
 import { curve, rows } from "glasshouse/views/walkthrough/figures.js";
 
 export const feedforward = {
-  gate: (card, c) => linear(card, c, {
-    name: "Gate projection",
-    letters: { y: "g", W: "W_{gate}", x: given(c), b: "b_{gate}" },
-    why: "One gate value per neuron.",
-  }),
+  gate: (card, c) =>
+    linear(card, c, {
+      name: "Gate projection",
+      letters: { y: "g", W: "W_{gate}", x: given(c), b: "b_{gate}" },
+      why: "One gate value per neuron.",
+    }),
 
-  up: (card, c) => linear(card, c, {
-    name: `Up projection to ${count(c.model.d_ff)}`,
-    letters: { y: "u", W: "W_{up}", x: given(c), b: "b_{up}" },
-    why: "One pre-activation per neuron. The feed-forward layer acts on each position independently.",
-  }),
+  up: (card, c) =>
+    linear(card, c, {
+      name: `Up projection to ${count(c.model.d_ff)}`,
+      letters: { y: "u", W: "W_{up}", x: given(c), b: "b_{up}" },
+      why: "One pre-activation per neuron. The feed-forward layer acts on each position independently.",
+    }),
 
   activate(card, c) {
     const [name, act] = activation(card.how);
@@ -33,18 +35,47 @@ export const feedforward = {
       legend: [...(NOTES[name] ? [[name, NOTES[name]]] : []), ...(gated ? [["⊙", "coordinate by coordinate"]] : [])],
       why: `${gated ? "The activated gate multiplies the up projection." : "The nonlinearity of the layer."} ${count(still)} of ${count(y.length)} neurons are below 1% of the strongest.`,
       figure: () => [
-        h("div", { class: "pairing" }, act ? curve(act, name, card.strongest.map((i) => bent[i])) : null,
-          bars(card.strongest.map((i) => ({ name: `neuron ${i}`, share: Math.abs(y[i]) / most, value: y[i], text: short(y[i]), title: `neuron ${i}: ${short(bent[i])} becomes ${short(y[i])}`, class: y[i] < 0 ? "less" : "", data: { neuron: i } })), { label: "the strongest neurons" })),
-        rows([...(gated ? [{ name: "g", value: card.gate }] : []), { name: "u", value: card.x }, { sign: "→", name: "m", value: card.y }], c.say),
+        h(
+          "div",
+          { class: "pairing" },
+          act
+            ? curve(
+                act,
+                name,
+                card.strongest.map((i) => bent[i]),
+              )
+            : null,
+          bars(
+            card.strongest.map((i) => ({
+              name: `neuron ${i}`,
+              share: Math.abs(y[i]) / most,
+              value: y[i],
+              text: short(y[i]),
+              title: `neuron ${i}: ${short(bent[i])} becomes ${short(y[i])}`,
+              class: y[i] < 0 ? "less" : "",
+              data: { neuron: i },
+            })),
+            { label: "the strongest neurons" },
+          ),
+        ),
+        rows(
+          [
+            ...(gated ? [{ name: "g", value: card.gate }] : []),
+            { name: "u", value: card.x },
+            { sign: "→", name: "m", value: card.y },
+          ],
+          c.say,
+        ),
       ],
     };
   },
 
-  down: (card, c) => linear(card, c, {
-    name: `Down projection to ${count(c.model.d_model)}`,
-    letters: { y: "f", W: "W_{down}", x: "m", b: "b_{down}" },
-    why: "Each neuron adds its output direction, scaled by its activation.",
-  }),
+  down: (card, c) =>
+    linear(card, c, {
+      name: `Down projection to ${count(c.model.d_model)}`,
+      letters: { y: "f", W: "W_{down}", x: "m", b: "b_{down}" },
+      why: "Each neuron adds its output direction, scaled by its activation.",
+    }),
 };
 
 const ACTIVATIONS = {

@@ -2,7 +2,8 @@
 
 import { h } from "glasshouse/dom.js";
 
-const PIECES = /([_^])(?:\{([^{}]*)\}|(\S))|(\[[^\]]*\])|([A-Za-z]{2,})|([A-Za-zα-ωΑ-Ω](?:['′̂])*)|([^_^[A-Za-zα-ωΑ-Ω]+)/gu;
+const PIECES =
+  /([_^])(?:\{([^{}]*)\}|(\S))|(\[[^\]]*\])|([A-Za-z]{2,})|([A-Za-zα-ωΑ-Ω](?:['′̂])*)|([^_^[A-Za-zα-ωΑ-Ω]+)/gu;
 
 function pieces(text) {
   return [...text.matchAll(PIECES)].map(([, level, grouped, single, shape, word, letter, rest]) => {

@@ -11,7 +11,8 @@ import { formula } from "glasshouse/views/walkthrough/formula.js";
 import { draw as drawPath } from "glasshouse/views/walkthrough/diagram.js";
 
 const NARROW = matchMedia("(max-width: 760px)");
-const BUSY = "input, textarea, select, dialog, pre, [role=listbox], [role=tab], [role=radio], [role=slider], .cell, .scroll"; // elements with their own arrow keys
+const BUSY =
+  "input, textarea, select, dialog, pre, [role=listbox], [role=tab], [role=radio], [role=slider], .cell, .scroll"; // elements with their own arrow keys
 
 export function mount(context, root) {
   const view = new Walkthrough(context, root);
@@ -24,24 +25,85 @@ class Walkthrough {
     this.found = null;
     this.cards = [];
     this.written = ""; // the same in Python
-    this.side = context.model.kind === "seq2seq"
-      ? choice("stack", [["target", "decoder (target)"], ["source", "encoder (source)"]], (side) => context.set({ walkthrough_side: side === "source" ? side : undefined, walkthrough_card: undefined }))
-      : null;
+    this.side =
+      context.model.kind === "seq2seq"
+        ? choice(
+            "stack",
+            [
+              ["target", "decoder (target)"],
+              ["source", "encoder (source)"],
+            ],
+            (side) =>
+              context.set({ walkthrough_side: side === "source" ? side : undefined, walkthrough_card: undefined }),
+          )
+        : null;
     this.title = h("p", { class: "whose", data: { testid: "walkthrough-title" } });
-    this.path = h("nav", { class: "trail", "aria-label": "where in the model", data: { testid: "walkthrough-path" } });
+    this.path = h("nav", {
+      class: "trail",
+      "aria-label": "where in the model",
+      data: { testid: "walkthrough-path" },
+    });
     this.list = h("ol", { class: "cards", data: { testid: "walkthrough-cards" } });
-    this.back = h("button", { type: "button", class: "act", data: { testid: "walkthrough-back" }, on: { click: () => this.move(-1) } }, "‹ Previous");
-    this.next = h("button", { type: "button", class: "act first", data: { testid: "walkthrough-next" }, on: { click: () => this.move(1) } }, "Next ›");
+    this.back = h(
+      "button",
+      { type: "button", class: "act", data: { testid: "walkthrough-back" }, on: { click: () => this.move(-1) } },
+      "‹ Previous",
+    );
+    this.next = h(
+      "button",
+      { type: "button", class: "act first", data: { testid: "walkthrough-next" }, on: { click: () => this.move(1) } },
+      "Next ›",
+    );
     this.where = h("span", { class: "at", role: "status", data: { testid: "walkthrough-at" } });
-    this.all = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "walkthrough-all" }, on: { click: () => context.set({ walkthrough_all: context.state.walkthrough_all ? undefined : 1 }) } }, "Show all");
-    this.told = h("output", { class: "told", "aria-live": "polite", data: { testid: "walkthrough-value" } }, "point at a number for all its digits");
+    this.all = h(
+      "button",
+      {
+        type: "button",
+        class: "tool",
+        "aria-pressed": "false",
+        data: { testid: "walkthrough-all" },
+        on: { click: () => context.set({ walkthrough_all: context.state.walkthrough_all ? undefined : 1 }) },
+      },
+      "Show all",
+    );
+    this.told = h(
+      "output",
+      { class: "told", "aria-live": "polite", data: { testid: "walkthrough-value" } },
+      "point at a number for all its digits",
+    );
     this.code = h("div", {});
-    const bar = h("div", { class: "walk", role: "group", "aria-label": "steps" }, this.back, this.next, this.where, this.told, this.all);
+    const bar = h(
+      "div",
+      { class: "walk", role: "group", "aria-label": "steps" },
+      this.back,
+      this.next,
+      this.where,
+      this.told,
+      this.all,
+    );
     root.classList.add("walkthrough");
     root.append(
-      panel("Forward pass of one token", "From the token id to the output, step by step, with the actual numbers. Select token, layer and head above; step with the arrow keys.", this.side, this.title,
-        h("p", { class: "legend" }, h("span", {}, h("i", { class: "plus" }), "above 0"), h("span", {}, h("i", { class: "minus" }), "below 0"), h("span", {}, "full colour: the largest magnitude of the vector or matrix; point at a number or reach it by Tab for all digits"))),
-      h("div", { class: "course" }, this.path, this.list), bar, this.code);
+      panel(
+        "Forward pass of one token",
+        "From the token id to the output, step by step, with the actual numbers. Select token, layer and head above; step with the arrow keys.",
+        this.side,
+        this.title,
+        h(
+          "p",
+          { class: "legend" },
+          h("span", {}, h("i", { class: "plus" }), "above 0"),
+          h("span", {}, h("i", { class: "minus" }), "below 0"),
+          h(
+            "span",
+            {},
+            "full colour: the largest magnitude of the vector or matrix; point at a number or reach it by Tab for all digits",
+          ),
+        ),
+      ),
+      h("div", { class: "course" }, this.path, this.list),
+      bar,
+      this.code,
+    );
     root.addEventListener("pointerover", (event) => this.point(event));
     root.addEventListener("focusin", (event) => this.point(event));
     root.addEventListener("keydown", (event) => this.rove(event));
@@ -69,8 +131,13 @@ class Walkthrough {
     const { context } = this;
     const { model, state } = context;
     const depth = this.isSource ? model.n_encoder_layers : model.n_layers;
-    const at = { layer: Math.min(state.layer, depth - 1), head: Math.min(state.head, model.n_heads - 1), position: context.token };
-    if (this.isSource) Object.assign(at, { side: "source", position: Math.min(state.key, context.tokens.source.length - 1) });
+    const at = {
+      layer: Math.min(state.layer, depth - 1),
+      head: Math.min(state.head, model.n_heads - 1),
+      position: context.token,
+    };
+    if (this.isSource)
+      Object.assign(at, { side: "source", position: Math.min(state.key, context.tokens.source.length - 1) });
     return { forward_pass: context.forwardPass(), ...at };
   }
 
@@ -97,7 +164,10 @@ class Walkthrough {
     const named = `token ${found.position}, “${found.token.text}” (id ${found.token.id}), layer ${found.layer}, head ${found.head}`;
     put(this.title, `Now: ${named}.`);
     this.cards = found.cards.map((card, i) => this.card(card, i, c));
-    put(this.list, this.cards.map((one) => one.node));
+    put(
+      this.list,
+      this.cards.map((one) => one.node),
+    );
     this.drawPath();
     this.open(false);
     this.root.dataset.part = context.state.walkthrough_card ?? "";
@@ -108,7 +178,9 @@ class Walkthrough {
     const side = this.isSource ? "source" : "";
     const own = side ? context.tokens.source : context.row;
     return {
-      model: context.model, found, side,
+      model: context.model,
+      found,
+      side,
       say: (text) => put(this.told, text),
       keys: (card) => (partOf(card) === "cross" ? context.tokens.source : own),
       here: (card) => (partOf(card) === "cross" ? -1 : found.position),
@@ -121,15 +193,45 @@ class Walkthrough {
     const key = keyOf(card);
     const body = h("div", { class: "inside", id, hidden: true });
     const part = partName(card);
-    const head = h("button", { type: "button", class: "head", "aria-expanded": "false", "aria-controls": id, on: { click: () => this.choose(key) } },
+    const head = h(
+      "button",
+      {
+        type: "button",
+        class: "head",
+        "aria-expanded": "false",
+        "aria-controls": id,
+        on: { click: () => this.choose(key) },
+      },
       h("span", { class: "number" }, String(number + 1)),
-      h("span", { class: "titles" }, h("span", { class: "stepname" }, told.name, part ? h("span", { class: "belongs quiet" }, part) : null), formula(told.formula)));
+      h(
+        "span",
+        { class: "titles" },
+        h("span", { class: "stepname" }, told.name, part ? h("span", { class: "belongs quiet" }, part) : null),
+        formula(told.formula),
+      ),
+    );
     const node = h("li", { class: "step", data: { key, node: card.node, kind: card.kind } }, h("h3", {}, head), body);
     const fill = () => {
-      const legend = told.legend.length ? h("p", { class: "symbols quiet" }, told.legend.map(([symbol, text]) => h("span", {}, formula(symbol), ` ${text}`))) : null;
-      const changed = card.changed ? h("p", { class: "changed", role: "note" }, `${card.site.replace(/\[.*/, "")} is edited: the numbers are those after the edit, so the formula does not give them.`) : null;
+      const legend = told.legend.length
+        ? h(
+            "p",
+            { class: "symbols quiet" },
+            told.legend.map(([symbol, text]) => h("span", {}, formula(symbol), ` ${text}`)),
+          )
+        : null;
+      const changed = card.changed
+        ? h(
+            "p",
+            { class: "changed", role: "note" },
+            `${card.site.replace(/\[.*/, "")} is edited: the numbers are those after the edit, so the formula does not give them.`,
+          )
+        : null;
       const site = card.site ? h("p", { class: "site quiet" }, "site ", h("code", {}, card.site)) : null;
-      put(body, h("div", { class: "words" }, h("p", { class: "why" }, told.why), legend, changed, site), h("div", { class: "figure-box" }, told.figure()));
+      put(
+        body,
+        h("div", { class: "words" }, h("p", { class: "why" }, told.why), legend, changed, site),
+        h("div", { class: "figure-box" }, told.figure()),
+      );
     };
     return { key, card, node, head, body, told, fill, filled: false };
   }
@@ -159,7 +261,12 @@ class Walkthrough {
       else one.head.removeAttribute("aria-current");
     });
     const present = this.cards[at];
-    put(this.where, h("b", {}, `${at + 1}`), ` of ${this.cards.length}`, h("span", { class: "spoken" }, `: ${present.told.name}`));
+    put(
+      this.where,
+      h("b", {}, `${at + 1}`),
+      ` of ${this.cards.length}`,
+      h("span", { class: "spoken" }, `: ${present.told.name}`),
+    );
     this.back.disabled = at === 0;
     this.next.disabled = at === this.cards.length - 1;
     this.all.setAttribute("aria-pressed", all);
@@ -178,10 +285,13 @@ class Walkthrough {
 
   drawPath() {
     if (!this.found) return;
-    put(this.path, drawPath(this.found, this.context.model, NARROW.matches, (node) => {
-      const first = this.cards.find((one) => one.card.node === node);
-      this.choose(first.key);
-    }));
+    put(
+      this.path,
+      drawPath(this.found, this.context.model, NARROW.matches, (node) => {
+        const first = this.cards.find((one) => one.card.node === node);
+        this.choose(first.key);
+      }),
+    );
     this.light();
   }
 
@@ -223,7 +333,14 @@ class Walkthrough {
     const cells = [...cell.parentNode.querySelectorAll(".cell")];
     const at = cells.indexOf(cell);
     const line = cell.parentNode.classList.contains("square") ? Math.round(Math.sqrt(cells.length)) : 1;
-    const to = { ArrowRight: at + 1, ArrowLeft: at - 1, ArrowDown: at + line, ArrowUp: at - line, Home: 0, End: cells.length - 1 }[event.key];
+    const to = {
+      ArrowRight: at + 1,
+      ArrowLeft: at - 1,
+      ArrowDown: at + line,
+      ArrowUp: at - line,
+      Home: 0,
+      End: cells.length - 1,
+    }[event.key];
     if (to === undefined) return;
     event.preventDefault();
     const next = cells[Math.max(0, Math.min(cells.length - 1, to))];
@@ -243,6 +360,14 @@ class Walkthrough {
     const { lines, inputs } = preamble(this.context);
     const sites = this.found.cards.filter((one) => one.site).map((one) => `    ${quoted(one.site)},`);
     const work = ["with gh.record(model, *sites) as seen:", `    model(${inputs})`];
-    return [...lines, "sites = [", ...sites, "]", ...(await within(this.context, work)), "for site in sites:", "    print(site, seen[site][0])"].join("\n");
+    return [
+      ...lines,
+      "sites = [",
+      ...sites,
+      "]",
+      ...(await within(this.context, work)),
+      "for site in sites:",
+      "    print(site, seen[site][0])",
+    ].join("\n");
   }
 }
