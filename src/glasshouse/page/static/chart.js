@@ -9,7 +9,13 @@ const ABOVE = 8;
 const RIGHT = 12;
 const DOTS = 60; // points up to which each is shown
 
-/** Round numbers between two, about so many. */
+/**
+ * Round numbers between two, about so many.
+ * @param {number} low
+ * @param {number} high
+ * @param {number} [about]
+ * @returns {number[]}
+ */
 function ticks(low, high, about = 5) {
   if (!(high > low)) return [low];
   const rough = (high - low) / about;
@@ -22,8 +28,14 @@ function ticks(low, high, about = 5) {
   );
 }
 
-/** Round numbers between two on a scale of powers of ten. */
+/**
+ * Round numbers between two on a scale of powers of ten.
+ * @param {number} low
+ * @param {number} high
+ * @returns {number[]}
+ */
 function powers(low, high) {
+  /** @type {number[]} */
   const found = [];
   for (let power = Math.floor(Math.log10(low)); power <= Math.ceil(Math.log10(high)); power += 1) {
     for (const one of [1, 2, 5]) {
@@ -39,7 +51,12 @@ function powers(low, high) {
   return found.length > 1 ? found : ticks(low, high, 3);
 }
 
-/** Bias-corrected exponential moving average: 0 is no smoothing, near 1 is strong. */
+/**
+ * Bias-corrected exponential moving average: 0 is no smoothing, near 1 is strong.
+ * @param {number[]} values
+ * @param {number} weight
+ * @returns {number[]}
+ */
 function smoothed(values, weight) {
   if (!weight) return values;
   let sum = 0;
@@ -51,7 +68,12 @@ function smoothed(values, weight) {
   });
 }
 
-/** The index of the nearest value in a sorted array. */
+/**
+ * The index of the nearest value in a sorted array.
+ * @param {number[]} numbers
+ * @param {number} one
+ * @returns {number}
+ */
 export function nearest(numbers, one) {
   let low = 0;
   let high = numbers.length - 1;
@@ -68,13 +90,18 @@ export function nearest(numbers, one) {
  * for a band, `smooth` (0 to 1) for a smoothed line over a pale one, and `testid`. `mark(step)` moves the cursor to a
  * step and shows its values; null removes it. `onmove(step)` is called on pointer or key movement (null: the pointer
  * left), `onpick(step)` on selection.
+ * @param {ChartOptions} options
+ * @returns {Chart}
  */
 export function chart({ title, unit = "", height = 190, onmove, onpick, isMain = false, along = "step", testid }) {
   const legend = h("figcaption", { class: "chart-legend" });
   const area = h("div", { class: "chart-area", style: { height: `${height}px` } });
   const node = h("figure", { class: "chart", data: { testid } }, legend, area);
+  /** @type {ChartContent | null} */
   let given = null;
+  /** @type {number | null} */
   let at = null;
+  /** @type {{ X: (step: number) => number, Y: (value: number) => number, from: number, to: number, wide: number } | null} */
   let scale = null;
   let width = 0;
   const cursor = s("g", { class: "chart-cursor" });
@@ -105,13 +132,16 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     if (given.zero && !log) low = Math.min(0, low);
     if (low === high)
       [low, high] = log ? [low / 2, high * 2] : [low - (Math.abs(low) || 1) / 2, high + (Math.abs(high) || 1) / 2];
+    /** @type {(value: number) => number} */
     const y = log ? (value) => Math.log(value) : (value) => value;
     const room = (y(high) - y(low)) * 0.04;
     const bottom = given.zero && !log && low === 0 ? 0 : y(low) - room;
     const top = y(high) + room;
     const wide = Math.max(1, width - LEFT - RIGHT);
     const deep = height - ABOVE - BELOW;
+    /** @type {(step: number) => number} */
     const X = (step) => LEFT + (to > from ? (step - from) / (to - from) : 0.5) * wide;
+    /** @type {(value: number) => number} */
     const Y = (value) => ABOVE + (1 - (y(value) - bottom) / (top - bottom)) * deep;
     scale = { X, Y, from, to, wide };
     const rows = (log ? powers(low, high) : ticks(low, high, height > 160 ? 5 : 3)).filter(
@@ -120,6 +150,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     const columns = ticks(from, to, Math.max(2, Math.floor(wide / 110))).filter(
       (one) => to - from < 1 || Number.isInteger(one),
     );
+    /** @type {Child[]} */
     const shapes = [
       rows.map((value) => [
         s("line", { class: "chart-grid", x1: LEFT, x2: width - RIGHT, y1: Y(value), y2: Y(value) }),
@@ -134,7 +165,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
           text,
         );
       }),
-      drawn.map((one) => shapesOf(one, log, X, Y)),
+      drawn.map((one) => shapesOf(one, Boolean(log), X, Y)),
       cursor,
     ];
     const role = isMain
@@ -151,18 +182,22 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
           pointermove: passed,
           pointerdown: passed,
           pointerleave: () => onmove(null),
-          click: (event) => onpick?.(stepAt(event)),
+          click: (/** @type {MouseEvent} */ event) => onpick?.(stepAt(event)),
           keydown: isMain ? walked : () => {},
         }
       : {};
     const old = area.querySelector("svg");
     const focused = old && document.activeElement === old;
-    const svg = s("svg", { width, height, ...role, on: listen }, shapes.flat(Infinity));
+    const svg = s("svg", { width, height, ...role, on: listen }, shapes);
     put(area, svg);
     if (focused) svg.focus({ preventScroll: true });
     mark(at);
   }
 
+  /**
+   * @param {Series[]} drawn
+   * @returns {string}
+   */
   function describe(drawn) {
     const ends = drawn.map(
       (one) =>
@@ -171,18 +206,26 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     return `${title}${unit ? ` in ${unit}` : ""}: ${ends.join("; ")}`;
   }
 
+  /**
+   * @param {MouseEvent} event
+   * @returns {number}
+   */
   function stepAt(event) {
+    if (!given || !scale) return 0; // nothing is drawn yet
     const x = event.clientX - area.getBoundingClientRect().left;
     const step = scale.from + ((x - LEFT) / scale.wide) * (scale.to - scale.from);
     const dense = given.series.reduce((a, b) => (b.x.length > a.x.length ? b : a));
     return dense.x[nearest(dense.x, step)];
   }
 
+  /** @param {PointerEvent} event */
   function passed(event) {
-    onmove(stepAt(event));
+    onmove?.(stepAt(event));
   }
 
+  /** @param {KeyboardEvent} event */
   function walked(event) {
+    if (!given) return;
     const dense = given.series.reduce((a, b) => (b.x.length > a.x.length ? b : a)).x;
     const now = at === null ? dense.length : nearest(dense, at);
     const far = Math.max(1, Math.round(dense.length / 20));
@@ -198,14 +241,16 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     }[event.key];
     if (event.key === "Enter" || event.key === " ") onpick?.(dense[Math.min(now, dense.length - 1)]);
     else if (to === undefined) return;
-    else onmove(dense[Math.max(0, Math.min(dense.length - 1, to))], true);
+    else onmove?.(dense[Math.max(0, Math.min(dense.length - 1, to))], true);
     event.preventDefault();
   }
 
+  /** @param {number | null} step */
   function mark(step) {
     at = step;
     if (!given) return;
     const drawn = given.series.filter((one) => one.x.length);
+    /** @type {SVGElement[]} */
     const marks = [];
     const values = drawn.map((one) => {
       const i = step === null ? one.x.length - 1 : nearest(one.x, step);
@@ -235,7 +280,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     );
     const svg = area.querySelector("svg[role=slider]");
     if (svg) {
-      svg.setAttribute("aria-valuenow", step ?? given.to);
+      svg.setAttribute("aria-valuenow", String(step ?? given.to));
       svg.setAttribute(
         "aria-valuetext",
         `step ${step ?? given.to}: ${values.map(({ one, i }) => `${one.name} ${short(one.y[i])}`).join(", ")}`,
@@ -243,29 +288,45 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     }
   }
 
-  node.show = (what) => {
-    given = what;
+  /** @param {ChartContent} content */
+  function show(content) {
+    given = content;
     width = Math.floor(area.clientWidth) || width;
     draw();
-  };
-  node.mark = mark;
-  node.close = () => follow.disconnect();
-  return node;
+  }
+  return Object.assign(node, { show, mark, close: () => follow.disconnect() });
 }
 
-/** A value in three digits, or as an integer from 1,000. */
+/**
+ * A value in three digits, or as an integer from 1,000.
+ * @param {number} value
+ * @returns {string}
+ */
 function formatValue(value) {
   return Math.abs(value) >= 1000 ? Math.round(value).toLocaleString("en") : tick(Number(value.toPrecision(3)));
 }
 
+/**
+ * @param {number} value
+ * @returns {string}
+ */
 function tick(value) {
   if (value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e6))
     return value.toExponential().replace("e+", "e").replace("-", "−");
   return value.toLocaleString("en", { maximumSignificantDigits: 4 }).replace("-", "−");
 }
 
+/**
+ * @param {Series} one
+ * @param {boolean} log
+ * @param {(step: number) => number} X
+ * @param {(value: number) => number} Y
+ * @returns {Child[]}
+ */
 function shapesOf(one, log, X, Y) {
+  /** @type {(value: number) => boolean} */
   const fits = (value) => !log || value > 0;
+  /** @type {(values: number[]) => string} */
   const path = (values) => {
     let pen = "M";
     let d = "";
@@ -279,14 +340,16 @@ function shapesOf(one, log, X, Y) {
     });
     return d;
   };
+  /** @type {Child[]} */
   const shapes = [];
-  if (one.low) {
-    const up = one.high.map((value, i) => `${X(one.x[i]).toFixed(1)} ${Y(value).toFixed(1)}`);
-    const down = one.low
+  const { low, high } = one;
+  if (low && high) {
+    const up = high.map((value, i) => `${X(one.x[i]).toFixed(1)} ${Y(value).toFixed(1)}`);
+    const down = low
       .map((value, i) => (fits(value) ? `${X(one.x[i]).toFixed(1)} ${Y(value).toFixed(1)}` : null))
       .filter(Boolean)
       .reverse();
-    if (one.high.every(fits))
+    if (high.every(fits))
       shapes.push(
         s("path", { class: "chart-band", d: `M${up.join("L")}L${down.join("L")}Z`, style: { fill: one.colour } }),
       );

@@ -7,6 +7,7 @@ import { slider } from "glasshouse/widgets.js";
 const OFTEN = 5000; // milliseconds between polls for new checkpoints
 
 export class CheckpointPicker {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.slider = slider("checkpoint", {
@@ -32,6 +33,7 @@ export class CheckpointPicker {
     if (page.model.run && !isSaved) setInterval(() => this.look(), OFTEN);
   }
 
+  /** @param {number} at */
   go(at) {
     clearTimeout(this.pause);
     const { checkpoints } = this.page.model;

@@ -2,10 +2,15 @@
 
 import { quoted } from "glasshouse/widgets.js";
 
-/** Lines that load the model and define its inputs; `inputs` are the call arguments. */
+/**
+ * Lines that load the model and define its inputs; `inputs` are the call arguments.
+ * @param {ViewContext} context
+ * @returns {{ lines: string[], inputs: string }}
+ */
 export function preamble(context) {
   const { text, appended, masked } = context.state;
   const lines = ["import torch, glasshouse as gh", "", context.loading];
+  /** @type {(row: Token[]) => string} */
   const listed = (row) => `torch.tensor([[${row.map((one) => one.id).join(", ")}]])`;
   if (context.model.kind === "seq2seq") {
     lines.push(`source = ${listed(context.tokens.source)}`, `target = ${listed(context.tokens.target)}`);
@@ -20,14 +25,24 @@ export function preamble(context) {
   return { lines, inputs: "masked" };
 }
 
-/** A call that returns the probabilities at the selected token or of the text, or vectors where the head has none. */
+/**
+ * A call that returns the probabilities at the selected token or of the text, or vectors where the head has none.
+ * @param {ViewContext} context
+ * @param {string} inputs
+ * @returns {string}
+ */
 export function answer(context, inputs) {
   if (!context.hasProbabilities) return `model(${inputs})`;
   return `model(${inputs})[0${context.model.head === "sequence_classification" ? "" : `, ${context.token}`}].softmax(-1)`;
 }
 
-/** The edits as `gh.edit` takes them; patches come from `seen`. */
+/**
+ * The edits as `gh.edit` takes them; patches come from `seen`.
+ * @param {Edit[]} edits
+ * @returns {string[]}
+ */
 function changes(edits) {
+  /** @type {Map<string, string[]>} */
   const bySite = new Map();
   for (const one of edits) bySite.set(one.site, [...(bySite.get(one.site) ?? []), valueOf(one)]);
   return [...bySite].map(
@@ -35,13 +50,21 @@ function changes(edits) {
   );
 }
 
+/**
+ * @param {Edit} edit
+ * @returns {string}
+ */
 function valueOf(edit) {
   if (edit.kind === "mean") return "gh.inspection.mean_ablate()";
   if (edit.kind === "patch") return `seen[${quoted(edit.site)}]`;
   return edit.factor ? `gh.inspection.scale(${edit.factor})` : "0.0";
 }
 
-/** Lines that record the patched activations on the other text. */
+/**
+ * Lines that record the patched activations on the other text.
+ * @param {ViewContext} context
+ * @returns {Promise<string[]>}
+ */
 async function patches(context) {
   const sites = context.state.edits.filter((one) => one.kind === "patch").map((one) => quoted(one.site));
   if (!sites.length || !context.state.patch_from) return [];
@@ -55,7 +78,12 @@ async function patches(context) {
   ];
 }
 
-/** Lines of code, within the edits if there are any. */
+/**
+ * Lines of code, within the edits if there are any.
+ * @param {ViewContext} context
+ * @param {string[]} work
+ * @returns {Promise<string[]>}
+ */
 export async function within(context, work) {
   const { edits } = context.state;
   if (!edits.length) return work;

@@ -15,6 +15,7 @@ const STEP = 2; // of one zoom
  * pick(row, column), called on selection. A value below 0 is a masked cell, drawn hatched.
  */
 export class Heatmap {
+  /** @param {HeatmapOptions} options */
   constructor({ label, read, pick }) {
     this.read = read;
     this.pick = pick;
@@ -43,8 +44,16 @@ export class Heatmap {
     );
     this.node.addEventListener("wheel", (event) => event.ctrlKey && event.preventDefault(), { passive: false });
     this.tiles = new Tiles(() => this.paint());
+    /** @type {HeatmapMap | null} */
     this.map = null;
     this.cell = 0;
+    this.longest = 2; // letters of the names of rows
+    this.width = 0;
+    this.formerLeast = 0;
+    this.frame = 0; // that is requested
+    /** @type {Record<string, string> | null} */
+    this.colours = null;
+    /** @type {{ row: number, column: number } | null} */
     this.cursor = null;
     this.watch = new ResizeObserver(() => this.resized());
     this.watch.observe(this.node);
@@ -66,6 +75,8 @@ export class Heatmap {
    * Show a map: {name, fetch(level, row, column) (null where there is no such tile), rows, columns (their tokens), row,
    * column (those selected), scale (a name), normalize(value) (its colour, 0 to 1), isEmpty(row, column) (whether the cell and
    * all above and right of it are masked)}. Resolves when everything in view is loaded.
+   * @param {HeatmapMap} map
+   * @returns {Promise<void>}
    */
   async show(map) {
     const old = this.map;
@@ -79,6 +90,11 @@ export class Heatmap {
     } else if (old.row !== map.row || old.column !== map.column) this.reveal(map.row, map.column);
     this.paint();
     await this.load();
+  }
+
+  /** The map, where there is one. */
+  get shown() {
+    return /** @type {HeatmapMap} */ (this.map);
   }
 
   // Sizes
@@ -106,8 +122,9 @@ export class Heatmap {
 
   /** The size of a cell at which the whole map is in view. */
   get least() {
-    const { rows, columns } = this.map;
+    const { rows, columns } = this.shown;
     const width = this.node.clientWidth;
+    /** @type {(left: number, top: number, right: number) => number} */
     const size = (left, top, right) =>
       Math.min(WIDEST, (width - left - right) / columns.length, (TALLEST - top - 4) / rows.length);
     const labelled = size(this.names, 70, 48);
@@ -122,7 +139,7 @@ export class Heatmap {
   }
 
   layOut() {
-    const { rows, columns } = this.map;
+    const { rows, columns } = this.shown;
     const [width, height] = [
       this.left + columns.length * this.cell + this.right,
       this.top + rows.length * this.cell + 4,
@@ -148,7 +165,12 @@ export class Heatmap {
     this.moved();
   }
 
-  /** Make cells larger or smaller, and keep what lies at a point of the node where it is. */
+  /**
+   * Make cells larger or smaller, and keep what lies at a point of the node where it is.
+   * @param {number} factor
+   * @param {number} [x]
+   * @param {number} [y]
+   */
   zoom(factor, x = this.node.clientWidth / 2, y = this.node.clientHeight / 2) {
     if (!this.map) return;
     const { node } = this;
@@ -160,7 +182,10 @@ export class Heatmap {
     this.moved();
   }
 
-  /** Zoom in or out by a step, round the selected cell where it is in view. */
+  /**
+   * Zoom in or out by a step, round the selected cell where it is in view.
+   * @param {number} by
+   */
   step(by) {
     if (!this.map) return;
     const at = this.cursor ?? this.map;
@@ -177,7 +202,12 @@ export class Heatmap {
     this.reveal(this.map.row, this.map.column, true);
   }
 
-  /** Scroll so far that a cell is in view, or in the middle of it. */
+  /**
+   * Scroll so far that a cell is in view, or in the middle of it.
+   * @param {number} row
+   * @param {number} column
+   * @param {boolean} [middle]
+   */
   reveal(row, column, middle = false) {
     const { node, cell } = this;
     const [x, y] = [column * cell, row * cell];
@@ -193,27 +223,39 @@ export class Heatmap {
 
   // Visible tiles
 
-  /** The tiles in view, [row, column], those in the middle first. */
+  /**
+   * The tiles in view, [row, column], those in the middle first.
+   * @returns {[number, number][]}
+   */
   inView() {
-    const { node, map, level } = this;
+    const { node, shown: map, level } = this;
     const side = TILE * 2 ** level * this.cell;
+    /** @type {(start: number, length: number, size: number) => [number, number]} */
     const span = (start, length, size) => [
       Math.max(0, Math.floor(start / side)),
       Math.min(Math.ceil(size / (TILE * 2 ** level)), Math.ceil((start + length) / side)),
     ];
     const [top, bottom] = span(node.scrollTop, node.clientHeight - this.top, map.rows.length);
     const [left, right] = span(node.scrollLeft, node.clientWidth - this.left, map.columns.length);
+    /** @type {[number, number][]} */
     const found = [];
     for (let row = top; row < bottom; row += 1)
       for (let column = left; column < right; column += 1)
         if (!this.isMasked(level, row, column)) found.push([row, column]);
+    /** @type {(place: [number, number]) => number} */
     const far = ([row, column]) => Math.abs(row - (top + bottom - 1) / 2) + Math.abs(column - (left + right - 1) / 2);
     return found.sort((a, b) => far(a) - far(b));
   }
 
+  /**
+   * @param {number} level
+   * @param {number} row
+   * @param {number} column
+   * @returns {boolean}
+   */
   isMasked(level, row, column) {
     const side = TILE * 2 ** level;
-    return this.map.isEmpty?.((row + 1) * side - 1, column * side) ?? false;
+    return this.shown.isEmpty?.((row + 1) * side - 1, column * side) ?? false;
   }
 
   async load() {
@@ -221,16 +263,21 @@ export class Heatmap {
     if (!isThere) this.moved(); // the selection changed, but the map may be the same
   }
 
-  /** What is known of a cell: {row, column, side, value}, the value that of a square, or undefined as yet. */
+  /**
+   * What is known of a cell: {row, column, side, value}, the value that of a square, or undefined as yet.
+   * @param {number} row
+   * @param {number} column
+   * @returns {HeatmapCell}
+   */
   at(row, column) {
     const { level } = this;
-    const place = [row, column].map((one) => Math.floor(one / 2 ** level / TILE));
-    const { tile, up } = this.tiles.known(level, ...place) ?? { up: 0 };
+    const [tileRow, tileColumn] = [row, column].map((one) => Math.floor(one / 2 ** level / TILE));
+    const { tile, up } = this.tiles.known(level, tileRow, tileColumn) ?? { tile: null, up: 0 };
     const side = 2 ** (level + up);
     const [r, c] = [Math.floor(row / side), Math.floor(column / side)];
     const value = tile
       ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)]
-      : this.isMasked(level, ...place)
+      : this.isMasked(level, tileRow, tileColumn)
         ? -1
         : undefined;
     return { row: r * side, column: c * side, side, value };
@@ -245,11 +292,17 @@ export class Heatmap {
 
   paint() {
     cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => draw(this));
+    this.frame = requestAnimationFrame(() => {
+      if (this.map) draw(/** @type {ShownHeatmap} */ (this));
+    });
   }
 
   // Pointer and keyboard
 
+  /**
+   * @param {MouseEvent} event
+   * @returns {{ row: number, column: number } | null}
+   */
   under(event) {
     if (!this.map) return null;
     const { node } = this;
@@ -262,6 +315,7 @@ export class Heatmap {
     return row < this.map.rows.length && column < this.map.columns.length ? { row, column } : null;
   }
 
+  /** @param {PointerEvent} event */
   point(event) {
     const cell = this.under(event);
     this.read(cell && this.at(cell.row, cell.column));
@@ -272,6 +326,7 @@ export class Heatmap {
     this.read(cursor && document.activeElement === this.node ? this.at(cursor.row, cursor.column) : null);
   }
 
+  /** @param {MouseEvent} event */
   click(event) {
     const cell = this.under(event);
     if (!cell) return;
@@ -279,18 +334,21 @@ export class Heatmap {
     this.pick(cell.row, cell.column);
   }
 
+  /** @param {WheelEvent} event */
   wheel(event) {
     if (!event.ctrlKey) return;
     const place = this.node.getBoundingClientRect();
     this.zoom(Math.exp(-event.deltaY / 300), event.clientX - place.left, event.clientY - place.top);
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     if (!this.map || event.altKey || event.ctrlKey || event.metaKey) return;
     const side = 2 ** this.level;
     const by = { ArrowUp: [-side, 0], ArrowDown: [side, 0], ArrowLeft: [0, -side], ArrowRight: [0, side] }[event.key];
     if (by) {
       const from = this.cursor ?? this.map;
+      /** @type {(value: number, size: number) => number} */
       const clamp = (value, size) => Math.max(0, Math.min(size - 1, value));
       this.cursor = {
         row: clamp(from.row + by[0], this.map.rows.length),

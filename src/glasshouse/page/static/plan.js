@@ -5,7 +5,9 @@ import { h, put } from "glasshouse/dom.js";
 import { count, percent, plural, short } from "glasshouse/number.js";
 
 const GIB = 2 ** 30;
+/** @type {(series: number, share: number) => string} */
 const pale = (series, share) => `color-mix(in srgb, var(--series-${series}) ${share}%, var(--sheet))`;
+/** @type {Record<string, string>} */
 const COLOURS = {
   weights: "var(--series-1)",
   optimizer: "var(--series-3)",
@@ -16,7 +18,10 @@ const COLOURS = {
   working: pale(2, 30),
 };
 
-/** The picture of a plan. `show(plan, measured)` draws it; `measured` has the tokens_per_second and memory of a run. */
+/**
+ * The picture of a plan. `show(plan, measured)` draws it; `measured` has the tokens_per_second and memory of a run.
+ * @returns {PlanPicture}
+ */
 export function planPicture() {
   const sentence = h("p", { data: { testid: "plan-sentence" } });
   const used = h("div", { class: "plan-memory" });
@@ -47,12 +52,14 @@ export function planPicture() {
     legend,
     h("div", { class: "plan-charts" }, memory, speed),
   );
+  /** @param {number | null} rows */
   function onmove(rows) {
     memory.mark(rows);
     speed.mark(rows);
   }
-  node.show = (plan, measured = {}) => {
-    put(sentence, told(plan), measuredSentence(plan, measured));
+  /** @type {PlanPicture["show"]} */
+  const show = (plan, measured = {}) => {
+    put(sentence, told(plan), measuredSentence(measured));
     put(used, ...usage(plan, measured));
     const pieces = Object.entries(plan.memory.parts).filter(([, size]) => size > 0);
     put(
@@ -78,10 +85,11 @@ export function planPicture() {
       ),
     );
     const x = plan.micro_batches.map((one) => one.rows);
-    const range = { from: 0, to: x.at(-1), zero: true };
+    const range = { from: 0, to: x[x.length - 1], zero: true };
     const usable = plan.usable_memory / GIB;
     const highest = Math.max(...plan.micro_batches.map((one) => one.memory)) / GIB;
     const limit = highest > usable / 4 ? [{ name: "usable", colour: "var(--quiet)", x, y: x.map(() => usable) }] : [];
+    /** @type {(value: number | undefined, name: string) => Series[]} */
     const found = (value, name) =>
       value
         ? [{ name: "measured", colour: "var(--series-2)", x: [plan.rows], y: [value], dots: true, testid: name }]
@@ -98,7 +106,7 @@ export function planPicture() {
           testid: "planned-memory",
         },
         ...limit,
-        ...found(measured.memory / GIB, "measured-memory"),
+        ...found(measured.memory && measured.memory / GIB, "measured-memory"),
       ],
     });
     speed.show({
@@ -117,13 +125,17 @@ export function planPicture() {
     });
     onmove(plan.rows);
   };
-  node.close = () => {
+  const close = () => {
     memory.close();
     speed.close();
   };
-  return node;
+  return Object.assign(node, { show, close });
 }
 
+/**
+ * @param {TrainingPlan} plan
+ * @returns {string}
+ */
 function told(plan) {
   const { peak, moment } = plan.memory;
   const time =
@@ -134,7 +146,11 @@ function told(plan) {
   return `${plural(plan.n_parameters, "parameter")} on ${plan.gpus} x ${plan.gpu.name}: ${fits}; micro-batches of ${plural(plan.rows, "sequence")}, gradient accumulation ${plan.grad_accum}, ${Math.round(plan.tokens_per_second).toLocaleString("en")} tokens/s planned.${time}`;
 }
 
-function measuredSentence(plan, { tokens_per_second: speed, memory }) {
+/**
+ * @param {MeasuredRun} measured
+ * @returns {Child}
+ */
+function measuredSentence({ tokens_per_second: speed, memory }) {
   if (!speed && !memory) return "";
   const found = [
     speed ? `${Math.round(speed).toLocaleString("en")} tokens/s` : null,
@@ -147,9 +163,15 @@ function measuredSentence(plan, { tokens_per_second: speed, memory }) {
   );
 }
 
-/** The peak against the memory of the GPU. */
+/**
+ * The peak against the memory of the GPU.
+ * @param {TrainingPlan} plan
+ * @param {MeasuredRun} measured
+ * @returns {Child[]}
+ */
 function usage(plan, measured) {
   const whole = Math.max(plan.gpu.memory, plan.memory.peak);
+  /** @type {(size: number) => string} */
   const share = (size) => `${(100 * size) / whole}%`;
   const over = plan.memory.peak > plan.usable_memory;
   return [
@@ -175,6 +197,10 @@ function usage(plan, measured) {
   ];
 }
 
+/**
+ * @param {number} days
+ * @returns {string}
+ */
 function duration(days) {
   if (days >= 2) return `${short(days)} days`;
   const minutes = days * 24 * 60;
@@ -182,6 +208,10 @@ function duration(days) {
   return minutes >= 2 ? `${short(minutes)} minutes` : `${short(minutes * 60)} seconds`;
 }
 
+/**
+ * @param {number} size
+ * @returns {string}
+ */
 function gib(size) {
   return size < GIB / 10 ? `${short(size / 2 ** 20)} MiB` : `${short(size / GIB)} GiB`;
 }

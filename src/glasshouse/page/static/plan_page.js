@@ -5,11 +5,11 @@ import { h } from "glasshouse/dom.js";
 import { planPicture } from "glasshouse/plan.js";
 import { panel } from "glasshouse/widgets.js";
 
-const { name, plan } = JSON.parse(document.getElementById("plan").textContent);
+const { name, plan } = JSON.parse(document.getElementById("plan")?.textContent ?? "");
 const picture = planPicture();
 document
   .getElementById("page")
-  .replaceChildren(
+  ?.replaceChildren(
     h(
       "main",
       { class: "run plan-page" },

@@ -12,9 +12,12 @@ const UNFOLD = "show all tokens with their ids";
 const MAX_TARGET_TOKENS = 48; // generated for an empty target
 
 export class Prompt {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
     this.isSeq2Seq = page.model.kind === "seq2seq";
+    /** @type {HTMLElement[]} */
+    this.marked = []; // the tokens that are highlighted
     this.actions = h("span", { class: "actions" });
     this.sides = this.isSeq2Seq
       ? [
@@ -29,7 +32,7 @@ export class Prompt {
             page.model.tokenizer ? "Type or paste text" : "Token ids, such as 5 7 11",
           ),
         ];
-    this.sides.at(-1).area.after(this.actions); // they change the target, or the only text
+    this.sides[this.sides.length - 1].area.after(this.actions); // they change the target, or the only text
     this.node = h(
       "section",
       { class: "prompt", "aria-label": "text" },
@@ -37,7 +40,14 @@ export class Prompt {
     );
   }
 
-  /** A text box and its tokens, in one line until they are unfolded. */
+  /**
+   * A text box and its tokens, in one line until they are unfolded.
+   * @param {Side} name
+   * @param {"text" | "target"} key
+   * @param {string} label
+   * @param {string} placeholder
+   * @returns {PromptSide}
+   */
   side(name, key, label, placeholder) {
     const area = h("textarea", {
       rows: 2,
@@ -79,27 +89,37 @@ export class Prompt {
       fold,
       strip,
     );
+    /** @type {PromptSide} */
     const side = { name, key, area, strip, fold, node };
     new ResizeObserver(() => this.show(side)).observe(strip);
     return side;
   }
 
-  /** Fold the tokens into one line, or unfold them. */
+  /**
+   * Fold the tokens into one line, or unfold them.
+   * @param {PromptSide} side
+   */
   turn(side) {
     const isFolded = side.strip.classList.toggle("folded");
-    side.fold.setAttribute("aria-expanded", !isFolded);
+    side.fold.setAttribute("aria-expanded", String(!isFolded));
     side.fold.title = isFolded ? UNFOLD : "fold into one line";
     this.show(side);
   }
 
-  /** Bring the selected token of a strip into view. */
+  /**
+   * Bring the selected token of a strip into view.
+   * @param {PromptSide} side
+   */
   show(side) {
-    const chosen = document.getElementById(side.strip.getAttribute("aria-activedescendant"));
+    const chosen = document.getElementById(side.strip.getAttribute("aria-activedescendant") ?? "");
     if (chosen) reveal(chosen, side.strip);
     this.fade(side.strip);
   }
 
-  /** Fade the ends where a folded strip goes on. */
+  /**
+   * Fade the ends where a folded strip goes on.
+   * @param {HTMLElement} strip
+   */
   fade(strip) {
     const isFolded = strip.classList.contains("folded");
     strip.classList.toggle("cut-left", isFolded && strip.scrollLeft > 1);
@@ -115,16 +135,28 @@ export class Prompt {
     );
   }
 
+  /**
+   * @param {Side} side
+   * @param {ElementEvent<MouseEvent>} event
+   */
   picked(side, event) {
     const place = event.target.closest(".token")?.dataset.place;
     if (place !== undefined) this.choose(side, Number(place));
   }
 
-  /** A source token is selected as the key, a target or text token as the query. */
+  /**
+   * A source token is selected as the key, a target or text token as the query.
+   * @param {Side} side
+   * @param {number} place
+   */
   choose(side, place) {
     this.page.state.set(side === "source" ? { key: place } : { token: place });
   }
 
+  /**
+   * @param {Side} side
+   * @param {KeyboardEvent} event
+   */
   walked(side, event) {
     const length = this.page.tokens[side].length;
     const now = side === "source" ? this.page.state.values.key : new ViewContext(this.page, "").token;
@@ -134,6 +166,7 @@ export class Prompt {
     this.choose(side, Math.max(0, Math.min(length - 1, to)));
   }
 
+  /** @param {Changed} changed */
   draw(changed) {
     const { state, tokens } = this.page;
     for (const { key, area } of this.sides)
@@ -143,6 +176,10 @@ export class Prompt {
     this.drawActions();
   }
 
+  /**
+   * @param {PromptSide} side
+   * @param {Token[]} row
+   */
   fill({ name, strip, fold }, row) {
     const { appended } = this.page.state.values;
     const from = name === "source" ? row.length : row.length - appended.length;
@@ -166,7 +203,7 @@ export class Prompt {
 
   /** Highlight the selection. */
   mark() {
-    for (const one of this.marked ?? []) {
+    for (const one of this.marked) {
       one.classList.remove("selected", "compared");
       one.removeAttribute("aria-selected");
     }
@@ -178,7 +215,7 @@ export class Prompt {
     other?.classList.add("compared");
     chosen?.classList.add("selected");
     chosen?.setAttribute("aria-selected", "true");
-    this.marked = [chosen, other].filter(Boolean);
+    this.marked = [chosen, other].filter((one) => one !== null);
     for (const side of this.sides) {
       const one = side.name === row ? chosen : other;
       side.strip.setAttribute("aria-activedescendant", one?.id ?? "");
@@ -190,6 +227,7 @@ export class Prompt {
     const { model, state } = this.page;
     const { appended, masked } = state.values;
     const at = new ViewContext(this.page, "").token;
+    /** @type {(text: string, act: () => void, testid: string) => HTMLElement} */
     const button = (text, act, testid) =>
       h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text);
     const isMasked = masked.includes(at);

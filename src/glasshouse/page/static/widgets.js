@@ -5,13 +5,24 @@ import { short } from "glasshouse/number.js";
 
 const SHORT = 12; // characters that fit the widest token in any script
 
-/** A section with a title and a description. */
+/**
+ * A section with a title and a description.
+ * @param {string} title
+ * @param {string | null} sentence
+ * @param {...Child} children
+ * @returns {HTMLElement}
+ */
 export function panel(title, sentence, ...children) {
   const about = sentence ? h("p", { class: "about" }, sentence) : null;
   return h("section", { class: "panel" }, h("h2", {}, title), about, ...children);
 }
 
-/** A token with visible whitespace; special tokens and raw bytes are styled differently. */
+/**
+ * A token with visible whitespace; special tokens and raw bytes are styled differently.
+ * @param {Shown} one
+ * @param {Properties & { tag?: "span" | "button", title?: string }} [options]
+ * @returns {HTMLElement}
+ */
 export function token(one, { tag = "span", title, ...properties } = {}) {
   const kinds = [
     "token",
@@ -35,12 +46,22 @@ export function token(one, { tag = "span", title, ...properties } = {}) {
   );
 }
 
-/** A rounded number; the exact value is in data-value. */
+/**
+ * A rounded number; the exact value is in data-value.
+ * @param {number | null | undefined} value
+ * @param {string} [testid]
+ * @returns {HTMLElement}
+ */
 export function numberLabel(value, testid) {
   return h("span", { class: "figure", data: { value: value ?? "", ...(testid ? { testid } : {}) } }, short(value));
 }
 
-/** A number between two arrows. Returns an element with `show(value, most)`. */
+/**
+ * A number between two arrows. Returns an element with `show(value, most)`.
+ * @param {string} label
+ * @param {(value: number) => void} onchange
+ * @returns {Stepper}
+ */
 export function stepper(label, onchange) {
   const input = h("input", {
     type: "number",
@@ -60,24 +81,31 @@ export function stepper(label, onchange) {
     "›",
   );
   let most = 0;
+  /** @param {number} value */
   function move(value) {
     const held = Math.max(0, Math.min(most, Math.round(value) || 0));
-    input.value = held;
+    input.value = String(held);
     onchange(held);
   }
   const node = h("span", { class: "stepper" }, h("span", { class: "name" }, label), less, input, more, of);
-  node.show = (value, highest) => {
+  /** @type {Stepper["show"]} */
+  const show = (value, highest) => {
     most = Math.max(0, highest);
-    input.max = most;
-    if (document.activeElement !== input || Number(input.value) !== value) input.value = value;
+    input.max = String(most);
+    if (document.activeElement !== input || Number(input.value) !== value) input.value = String(value);
     less.disabled = value <= 0;
     more.disabled = value >= most;
     put(of, `of ${most + 1}`);
   };
-  return node;
+  return Object.assign(node, { show });
 }
 
-/** A slider with its value. Returns an element with `show(value)`. */
+/**
+ * A slider with its value. Returns an element with `show(value)`.
+ * @param {string} label
+ * @param {SliderOptions} options
+ * @returns {Slider}
+ */
 export function slider(label, { min, max, step, shown = String, oninput }) {
   const value = h("output", {});
   const input = h("input", {
@@ -94,17 +122,27 @@ export function slider(label, { min, max, step, shown = String, oninput }) {
     },
   });
   const node = h("label", { class: "slider" }, h("span", { class: "name" }, label), input, value);
-  node.show = (number) => {
-    input.value = number;
-    put(value, shown(number));
-  };
-  node.limit = (highest) => {
-    input.max = highest;
-  };
-  return node;
+  return Object.assign(node, {
+    /** @param {number} number */
+    show(number) {
+      input.value = String(number);
+      put(value, shown(number));
+    },
+    /** @param {number} highest */
+    limit(highest) {
+      input.max = String(highest);
+    },
+  });
 }
 
-/** One of several, as a row of buttons. Options are [value, text]. Returns an element with `show(value)`. */
+/**
+ * One of several, as a row of buttons. Options are [value, text]. Returns an element with `show(value)`.
+ * @template {string | number} V
+ * @param {string} label
+ * @param {[V, string][]} options
+ * @param {(value: V) => void} onchange
+ * @returns {Choice<V>}
+ */
 export function choice(label, options, onchange) {
   const buttons = options.map(([value, text]) =>
     h("button", { type: "button", role: "radio", data: { value }, on: { click: () => onchange(value) } }, text),
@@ -114,25 +152,33 @@ export function choice(label, options, onchange) {
     { class: "choice", role: "radiogroup", "aria-label": label, on: { keydown: walk } },
     buttons,
   );
+  /** @param {KeyboardEvent} event */
   function walk(event) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!by) return;
     event.preventDefault();
-    const at = (buttons.indexOf(document.activeElement) + by + buttons.length) % buttons.length;
+    const at = (buttons.findIndex((one) => one === document.activeElement) + by + buttons.length) % buttons.length;
     buttons[at].focus();
     onchange(options[at][0]);
   }
-  node.show = (value) => {
-    for (const button of buttons) {
-      const on = button.dataset.value === String(value);
-      button.setAttribute("aria-checked", on);
-      button.tabIndex = on ? 0 : -1;
-    }
-  };
-  return node;
+  return Object.assign(node, {
+    /** @param {V} value */
+    show(value) {
+      for (const button of buttons) {
+        const on = button.dataset.value === String(value);
+        button.setAttribute("aria-checked", String(on));
+        button.tabIndex = on ? 0 : -1;
+      }
+    },
+  });
 }
 
-/** Horizontal bars: rows of {name (a node or text), share (0 to 1), second (0 to 1), value, text, title, onclick}. */
+/**
+ * Horizontal bars: rows of {name (a node or text), share (0 to 1), second (0 to 1), value, text, title, onclick}.
+ * @param {Bar[]} rows
+ * @param {{ label: string }} options
+ * @returns {HTMLElement}
+ */
 export function bars(rows, { label }) {
   return h(
     "div",
@@ -159,7 +205,11 @@ export function bars(rows, { label }) {
   );
 }
 
-/** Python code that computes the numbers on the screen. */
+/**
+ * Python code that computes the numbers on the screen.
+ * @param {string} code
+ * @returns {HTMLElement}
+ */
 export function python(code) {
   return h(
     "details",
@@ -169,16 +219,25 @@ export function python(code) {
   );
 }
 
-/** A Python string literal. */
+/**
+ * A Python string literal.
+ * @param {string} text
+ * @returns {string}
+ */
 export function quoted(text) {
+  /** @type {(one: string) => string} */
   const code = (one) =>
     one.length > 1
-      ? `\\U${one.codePointAt(0).toString(16).padStart(8, "0")}`
+      ? `\\U${one.codePointAt(0)?.toString(16).padStart(8, "0")}`
       : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return JSON.stringify(text).replace(/[^\x20-\x7e]/gu, code);
 }
 
-/** A message in place of content that is not available. */
+/**
+ * A message in place of content that is not available.
+ * @param {string} sentence
+ * @returns {HTMLElement}
+ */
 export function placeholder(sentence) {
   return h("p", { class: "placeholder" }, sentence);
 }

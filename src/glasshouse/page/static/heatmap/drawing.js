@@ -1,6 +1,7 @@
 // Drawing of a heatmap: cells, numbers, the selection and token labels.
 
 import { ink, ramp } from "glasshouse/colour.js";
+import { h, penOf } from "glasshouse/dom.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
 
 export const LABELLED = 13; // minimum cell size in pixels for token labels
@@ -10,12 +11,21 @@ const WRITTEN = 34; // minimum cell size in pixels for numbers
 const NAMES = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const COLOURS = ["ink", "quiet", "line", "sheet", "mark", "mark-ink", "compare", "compare-ink", "accent"];
 
+/**
+ * @param {string} text
+ * @param {number} most
+ * @returns {string}
+ */
 function cut(text, most) {
   const letters = [...text];
   return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
-/** The colours of the page as they are now; a heatmap keeps them until the theme turns. */
+/**
+ * The colours of the page as they are now; a heatmap keeps them until the theme turns.
+ * @param {Heatmap} heatmap
+ * @returns {Record<string, string>}
+ */
 function paletteOf(heatmap) {
   if (!heatmap.colours) {
     const style = getComputedStyle(heatmap.node);
@@ -24,13 +34,18 @@ function paletteOf(heatmap) {
   return heatmap.colours;
 }
 
-/** A tile in colour, painted once for each scale and theme. */
+/**
+ * A tile in colour, painted once for each scale and theme.
+ * @param {ShownHeatmap} heatmap
+ * @param {Tile} tile
+ * @returns {HTMLCanvasElement}
+ */
 function picture(heatmap, tile) {
   const stamp = `${heatmap.map.scale} ${paletteOf(heatmap).sheet}`;
-  if (tile.painted === stamp) return tile.picture;
+  if (tile.picture && tile.painted === stamp) return tile.picture;
   const [rows, columns] = tile.shape;
-  tile.picture ??= Object.assign(document.createElement("canvas"), { width: columns, height: rows });
-  const pen = tile.picture.getContext("2d");
+  tile.picture ??= h("canvas", { width: columns, height: rows });
+  const pen = penOf(tile.picture);
   const image = pen.createImageData(columns, rows);
   const colours = ramp();
   const { normalize } = heatmap.map;
@@ -48,17 +63,20 @@ function picture(heatmap, tile) {
   return tile.picture;
 }
 
-/** Draw the part of a map that is in view. */
+/**
+ * Draw the part of a map that is in view.
+ * @param {ShownHeatmap} heatmap
+ */
 export function draw(heatmap) {
   const { node, canvas, map } = heatmap;
-  if (!map || !node.clientWidth) return;
+  if (!node.clientWidth) return;
   const [width, height, fine] = [node.clientWidth, node.clientHeight, devicePixelRatio || 1];
   if (canvas.width !== Math.round(width * fine) || canvas.height !== Math.round(height * fine)) {
     Object.assign(canvas, { width: Math.round(width * fine), height: Math.round(height * fine) });
     canvas.style.setProperty("width", `${width}px`);
     canvas.style.setProperty("height", `${height}px`);
   }
-  const pen = canvas.getContext("2d");
+  const pen = penOf(canvas);
   pen.setTransform(fine, 0, 0, fine, 0, 0);
   pen.clearRect(0, 0, width, height);
   const right = Math.min(width, heatmap.left + map.columns.length * heatmap.cell - node.scrollLeft);
@@ -76,6 +94,12 @@ export function draw(heatmap) {
   drawNames(heatmap, pen, width, height);
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} right
+ * @param {number} bottom
+ */
 function drawHatch(heatmap, pen, right, bottom) {
   const { line, sheet } = paletteOf(heatmap);
   pen.fillStyle = sheet;
@@ -92,6 +116,10 @@ function drawHatch(heatmap, pen, right, bottom) {
   pen.stroke();
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ */
 function drawTiles(heatmap, pen) {
   const { level, node } = heatmap;
   const size = 2 ** level * heatmap.cell;
@@ -120,6 +148,12 @@ function drawTiles(heatmap, pen) {
   }
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} right
+ * @param {number} bottom
+ */
 function drawLines(heatmap, pen, right, bottom) {
   pen.strokeStyle = paletteOf(heatmap).sheet;
   pen.lineWidth = 1;
@@ -135,6 +169,10 @@ function drawLines(heatmap, pen, right, bottom) {
   pen.stroke();
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ */
 function drawNumbers(heatmap, pen) {
   const { map, node, cell } = heatmap;
   Object.assign(pen, { font: NAMES.replace("12px", "11px"), textAlign: "center", textBaseline: "middle" });
@@ -149,7 +187,7 @@ function drawNumbers(heatmap, pen) {
       column += 1
     ) {
       const { value } = heatmap.at(row, column);
-      if (!(value >= 0.005)) continue;
+      if (value === undefined || value < 0.005) continue;
       pen.fillStyle = ink(map.normalize(value));
       pen.fillText(
         value.toFixed(2),
@@ -160,6 +198,12 @@ function drawNumbers(heatmap, pen) {
   }
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} right
+ * @param {number} bottom
+ */
 function drawSelection(heatmap, pen, right, bottom) {
   const { map, node, cell } = heatmap;
   const { mark, compare, ink, accent } = paletteOf(heatmap);
@@ -186,6 +230,12 @@ function drawSelection(heatmap, pen, right, bottom) {
   pen.setLineDash([]);
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} width
+ * @param {number} height
+ */
 function drawNames(heatmap, pen, width, height) {
   pen.font = NAMES;
   pen.textBaseline = "middle";
@@ -194,6 +244,12 @@ function drawNames(heatmap, pen, width, height) {
   else drawPositions(heatmap, pen, width, height);
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} width
+ * @param {number} height
+ */
 function drawTokens(heatmap, pen, width, height) {
   const { map, node, cell } = heatmap;
   const colours = paletteOf(heatmap);
@@ -236,6 +292,13 @@ function drawTokens(heatmap, pen, width, height) {
   pen.restore();
 }
 
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {string} colour
+ */
 function drawTag(pen, x, y, width, colour) {
   pen.fillStyle = colour;
   pen.beginPath();
@@ -243,7 +306,13 @@ function drawTag(pen, x, y, width, colour) {
   pen.fill();
 }
 
-/** Position numbers, where there is no room for tokens. */
+/**
+ * Position numbers, where there is no room for tokens.
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} width
+ * @param {number} height
+ */
 function drawPositions(heatmap, pen, width, height) {
   const { map, node, cell } = heatmap;
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((one) => one * cell >= 46) ?? 10000;
