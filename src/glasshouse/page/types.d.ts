@@ -17,7 +17,7 @@ type PackedTensor = { shape: number[]; f32: string } | { shape: number[]; u8: st
 /** A tensor in row-major order. */
 interface Tensor {
   shape: number[];
-  data: Float32Array | Uint8Array;
+  data: Float32Array; // or Uint8Array, which is read alike
 }
 
 /** The tokens of a prompt: of a text; or of source and target, which are there for encoder-decoders, and no text. */
@@ -82,7 +82,7 @@ interface PagePrompt {
 }
 
 type Edit =
-  | { kind: "scale"; site: string; factor: number }
+  | { kind: "scale"; site: string; factor?: number } // 0 by default
   | { kind: "mean"; site: string }
   | { kind: "patch"; site: string };
 
@@ -585,7 +585,7 @@ interface CardContext {
 interface DescribedCard {
   name: string;
   formula: string;
-  legend: [string, string][];
+  legend: string[][]; // symbols and what they stand for
   why: string;
   figure: () => Child;
 }
@@ -734,6 +734,7 @@ interface StreamEvent {
 // What the page finds by a selector is made by `h`; those few that `s` makes have dataset, classList and focus as well.
 interface Element {
   closest(selectors: string): HTMLElement | null;
+  focus(options?: FocusOptions): void;
 }
 interface ParentNode {
   querySelector(selectors: string): HTMLElement | null;
@@ -917,4 +918,240 @@ interface ViewEntry {
   name: string;
   title: string;
   mount?: (context: ViewContext, root: HTMLElement) => MountedView;
+}
+
+// Attention
+
+type AttentionSelection = import("glasshouse/views/attention/selection.js").Selection;
+
+/** The small maps of one layer. */
+interface SmallMaps {
+  line: HTMLElement;
+  cells: { button: HTMLElement; canvas: HTMLCanvasElement; label: HTMLElement; layer: number; head: number }[];
+  layer: number;
+  loaded: string; // the topic of what is shown
+  small: Tensor | null;
+}
+
+// Chat
+
+type ChatSession = import("glasshouse/views/chat/session.js").Session;
+type ChatAnswer = import("glasshouse/views/chat/session.js").Answer;
+
+/** A token of an answer: its text, and what it was drawn from. */
+interface AnswerToken extends Token {
+  piece: string;
+  drawn: DrawnToken | null;
+  isChosen: boolean; // by the user, in place of the one that was drawn
+  isEnd?: boolean;
+  tables: Record<string, Token>; // descriptions of the candidates
+}
+
+/** The token of another answer that an answer branches from. */
+interface BranchPoint {
+  answer: ChatAnswer;
+  place: number;
+  id: number;
+}
+
+/** What was asked, and the versions of its answer. */
+interface ChatTurn {
+  round: number;
+  user: string | null;
+  prompt?: string; // of an answer that was opened by its id
+  n_prompt?: number;
+  versions: ChatAnswer[];
+  at: number; // the version that is shown
+}
+
+interface ChatPage {
+  begin: (answer: ChatAnswer) => void;
+  draw: () => void;
+}
+
+// Interventions
+
+/** A cell of the ablation grid: what it edits, and where that is. */
+interface GridCell {
+  button: HTMLButtonElement;
+  at: { layer: number; head?: number };
+  name: string;
+}
+
+/** Edits with undo and redo. */
+interface EditHistory {
+  make: (changes: Partial<PageState>, kind?: string) => void;
+  put: (site: string, edit: Edit | null, more?: Partial<PageState>, kind?: string) => void;
+  undo: () => void;
+  redo: () => void;
+  readonly canUndo: boolean;
+  readonly canRedo: boolean;
+  key: (event: KeyboardEvent) => void;
+}
+
+/** The request function of a sweep: it throws Superseded once the sweep is stopped. */
+type SweepRequest = <K extends Endpoint>(name: K, body: RequestBody) => Promise<Responses[K]>;
+
+/** A stack of blocks in the ablation grid, and the kinds of heads that its layers have. */
+interface AblationStack {
+  prefix: string;
+  title: string;
+  layers: number;
+  groups: { z: string; all: string; title: string; short: string }[];
+}
+
+// Notes
+
+/** A piece on the screen; some have to be closed. */
+type DrawnPiece = HTMLElement & { close?: () => void };
+type NotesCard = import("glasshouse/views/notes/card.js").Card;
+
+// Residual stream
+
+/** A cell of the table with its numbers N. */
+interface TableCell<N> {
+  word?: string;
+  said: string;
+  data: N;
+}
+
+/** A cell on the screen. */
+interface DrawnCell<N> {
+  node: HTMLElement;
+  figure: HTMLElement;
+  data: N;
+}
+
+/** What the cells of the logit lens are coloured by. */
+interface LensColour {
+  text: string;
+  share: (one: LensNumbers, outputs: number) => number;
+  figure: (one: LensNumbers) => string;
+  legend: (outputs: number) => [string, string];
+}
+
+interface LensNumbers {
+  id: number;
+  probability: number;
+  entropy: number;
+  rank: number;
+}
+
+type TokenChooser = HTMLSelectElement & {
+  show: (rows: Candidate[], id: number | undefined, none: string) => void;
+};
+
+/** What the table shows: responses of one endpoint as cells with numbers N. */
+interface TableContent<K extends "lens" | "norms", N> {
+  title: string;
+  about: string;
+  endpoint: K;
+  controls: Child[];
+  draw: () => void;
+  share: (one: N) => number;
+  figure: (one: N) => string;
+  legend: () => [string, string];
+  forget?: () => void;
+  cells: (found: Responses[K], width: number) => TableCell<N>[][];
+}
+
+/** A part that adds to a logit. */
+interface Contribution {
+  kind: "start" | "heads" | "cross" | "ffn";
+  name: string;
+  layer?: number;
+  head?: number;
+  value: number;
+}
+
+interface ContributionGroup {
+  name: string;
+  layer?: number;
+  parts: Contribution[];
+  adds: number;
+}
+
+// Run
+
+/** A chart of metrics; its curves are [name, title, colour, whether each step is noisy]. */
+interface MetricChart {
+  name: string;
+  title: string;
+  unit?: string;
+  height?: number;
+  curves: [string, string, string, boolean][];
+  scales?: boolean; // by the choice of a logarithmic scale
+  zero?: boolean;
+}
+
+// Walkthrough
+
+/** A node of the diagram of a block; `at` and `size` are pixels along the stream. */
+interface DiagramNode {
+  node: string;
+  inBlock: boolean;
+  part: string;
+  label: string;
+  kind: "on" | "off" | "plus"; // on the stream, on a branch, or a sum
+  at: number;
+  size: number;
+}
+
+/** Nodes of one branch, and the sum that it ends in. */
+interface DiagramBranch {
+  nodes: DiagramNode[];
+  plus: DiagramNode;
+}
+
+/** A vector in a figure. */
+interface VectorRow {
+  sign?: string;
+  name: string;
+  value: PackedTensor;
+  captions?: string[] | null;
+}
+
+/** A card of the list; its inside is filled when it is first opened. */
+interface ListedCard {
+  key: string;
+  card: StepCard;
+  node: HTMLElement;
+  head: HTMLElement;
+  body: HTMLElement;
+  told: DescribedCard;
+  fill: () => void;
+  filled: boolean;
+}
+
+/** The symbols of y = W x + b. */
+interface LinearLetters {
+  y: string;
+  W: string;
+  x: string;
+  b: string;
+}
+
+/** The words of a step that changes scores. */
+interface ChangeWords {
+  name: string;
+  formula: string;
+  legend: string[][];
+  why: string;
+  before: string; // titles of the columns
+  after: string;
+  added?: string;
+  gone?: (j: number) => boolean; // whether a key is masked
+}
+
+/** How a number is shown. */
+interface CellOptions {
+  bare?: boolean; // by its colour alone
+  mark?: boolean;
+  share?: boolean; // on the scale from 0 to 1
+}
+
+interface KeyedColumn {
+  title?: string;
+  class?: string;
+  of: (j: number) => Child;
 }

@@ -44,7 +44,7 @@ export function answer(context, inputs) {
 function changes(edits) {
   /** @type {Map<string, string[]>} */
   const bySite = new Map();
-  for (const one of edits) bySite.set(one.site, [...(bySite.get(one.site) ?? []), valueOf(one)]);
+  for (const one of edits) bySite.set(one.site, [...(bySite.get(one.site) ?? []), editCode(one)]);
   return [...bySite].map(
     ([site, values]) => `    ${quoted(site)}: ${values.length > 1 ? `[${values.join(", ")}]` : values[0]},`,
   );
@@ -54,7 +54,7 @@ function changes(edits) {
  * @param {Edit} edit
  * @returns {string}
  */
-function valueOf(edit) {
+function editCode(edit) {
   if (edit.kind === "mean") return "gh.inspection.mean_ablate()";
   if (edit.kind === "patch") return `seen[${quoted(edit.site)}]`;
   return edit.factor ? `gh.inspection.scale(${edit.factor})` : "0.0";

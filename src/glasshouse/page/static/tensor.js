@@ -20,7 +20,7 @@ function bytes(text) {
 export function decodeTensor(packed) {
   if ("data" in packed) return packed;
   const data = "u8" in packed ? bytes(packed.u8) : new Float32Array(bytes(packed.f32).buffer);
-  return { shape: packed.shape, data };
+  return { shape: packed.shape, data: /** @type {Float32Array} */ (data) };
 }
 
 /**

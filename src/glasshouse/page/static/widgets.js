@@ -157,7 +157,9 @@ export function choice(label, options, onchange) {
     const by = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1 }[event.key];
     if (!by) return;
     event.preventDefault();
-    const at = (buttons.findIndex((one) => one === document.activeElement) + by + buttons.length) % buttons.length;
+    const at =
+      (buttons.indexOf(/** @type {HTMLButtonElement} */ (document.activeElement)) + by + buttons.length) %
+      buttons.length;
     buttons[at].focus();
     onchange(options[at][0]);
   }
@@ -231,6 +233,17 @@ export function quoted(text) {
       ? `\\U${one.codePointAt(0)?.toString(16).padStart(8, "0")}`
       : `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`;
   return JSON.stringify(text).replace(/[^\x20-\x7e]/gu, code);
+}
+
+/**
+ * A text of at most so many letters.
+ * @param {string} text
+ * @param {number} most
+ * @returns {string}
+ */
+export function cut(text, most) {
+  const letters = [...text];
+  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
 }
 
 /**

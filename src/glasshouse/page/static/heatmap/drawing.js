@@ -3,6 +3,7 @@
 import { ink, ramp } from "glasshouse/colour.js";
 import { h, penOf } from "glasshouse/dom.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
+import { cut } from "glasshouse/widgets.js";
 
 export const LABELLED = 13; // minimum cell size in pixels for token labels
 export const LETTER = 7.3; // pixels of a letter of a name
@@ -10,16 +11,6 @@ const LINE = 12; // and of its height
 const WRITTEN = 34; // minimum cell size in pixels for numbers
 const NAMES = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const COLOURS = ["ink", "quiet", "line", "sheet", "mark", "mark-ink", "compare", "compare-ink", "accent"];
-
-/**
- * @param {string} text
- * @param {number} most
- * @returns {string}
- */
-function cut(text, most) {
-  const letters = [...text];
-  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
-}
 
 /**
  * The colours of the page as they are now; a heatmap keeps them until the theme turns.

@@ -2,7 +2,7 @@
 
 import { Superseded } from "glasshouse/api.js";
 import { onTheme, ramp } from "glasshouse/colour.js";
-import { h, put } from "glasshouse/dom.js";
+import { h, penOf, put } from "glasshouse/dom.js";
 import { count, short } from "glasshouse/number.js";
 import { choice, panel } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
@@ -10,6 +10,10 @@ import { SCALES, SCORES, typeName } from "glasshouse/views/attention/selection.j
 
 const NAMELESS = "–";
 
+/**
+ * @param {AttentionSelection} selection
+ * @returns {Part}
+ */
 export function heads(selection) {
   const { context } = selection;
   const { model } = context;
@@ -54,10 +58,14 @@ export function heads(selection) {
   node.classList.add("all");
   if (kinds) kinds.dataset.testid = "kinds";
   scale.dataset.testid = "scale";
+  /** @type {SmallMaps[]} */
   let rows = [];
   let built = "";
+  /** @type {LayerMaps | null} */
   let pooling = null;
+  /** @type {HTMLElement | null} */
   let marked = null; // the button of the selected head
+  /** @type {HeadScores | null | undefined} */
   let scores; // head scores as shown; null: not loaded
   const stopTheme = onTheme(() => rows.forEach(paint));
 
@@ -112,12 +120,9 @@ export function heads(selection) {
   function mark() {
     const chosen = rows[selection.layer]?.cells[selection.head]?.button;
     if (!chosen || chosen === marked) return;
-    for (const [button, on] of [
-      [marked, false],
-      [chosen, true],
-    ]) {
-      button?.setAttribute("aria-pressed", on);
-      if (button) button.tabIndex = on ? 0 : -1;
+    for (const button of [marked, chosen]) {
+      button?.setAttribute("aria-pressed", String(button === chosen));
+      if (button) button.tabIndex = button === chosen ? 0 : -1;
     }
     marked = chosen;
     const [inner, outer] = [chosen.getBoundingClientRect(), grid.getBoundingClientRect()];
@@ -127,6 +132,7 @@ export function heads(selection) {
     else if (inner.right > outer.right) grid.scrollLeft += inner.right - outer.right + 8;
   }
 
+  /** @param {ElementEvent<KeyboardEvent>} event */
   function walk(event) {
     const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     const from = event.target.closest(".small-map");
@@ -138,6 +144,7 @@ export function heads(selection) {
     context.set({ layer, head });
   }
 
+  /** @param {SmallMaps} row */
   function paint({ small, cells }) {
     if (!small) return;
     const [, tall, wide] = small.shape;
@@ -146,7 +153,7 @@ export function heads(selection) {
     const shares = Array.from({ length: 256 }, (_, byte) => normalize(((byte - 1) / 254) ** 2)); // bytes are roots
     for (const { canvas, head } of cells) {
       if (canvas.width !== wide || canvas.height !== tall) Object.assign(canvas, { width: wide, height: tall });
-      const pen = canvas.getContext("2d");
+      const pen = penOf(canvas);
       const image = pen.createImageData(wide, tall);
       for (let i = 0; i < tall * wide; i += 1) {
         const byte = small.data[head * tall * wide + i];
@@ -189,6 +196,7 @@ export function heads(selection) {
       .finally(() => context.page.wait(-1));
   }
 
+  /** @param {HeadScores | null} found */
   function name(found) {
     if (found === scores) return;
     scores = found;
@@ -196,10 +204,10 @@ export function heads(selection) {
     for (const { cells } of rows) {
       for (const { button, label, layer, head } of cells) {
         const one = found?.heads[layer][head];
-        const value = one?.[one.label];
+        const value = one?.label ? one[one.label] : undefined;
         put(
           label,
-          one ? (one.label ? [h("span", {}, typeName(one.label)), h("b", {}, value.toFixed(2))] : NAMELESS) : "",
+          one ? (one.label ? [h("span", {}, typeName(one.label)), h("b", {}, value?.toFixed(2))] : NAMELESS) : "",
         );
         Object.assign(button.dataset, { label: one?.label ?? "", value: value ?? "" });
         button.setAttribute(
@@ -210,7 +218,9 @@ export function heads(selection) {
     }
   }
 
+  /** @param {HeadScores} found */
   function explain(found) {
+    /** @type {Set<string | null>} */
     const used = new Set(found.heads.flat().map((one) => one.label));
     const said = Object.entries(SCORES).filter(([kind]) => used.has(kind));
     if (used.has(null)) said.push([NAMELESS, "none"]);
@@ -248,7 +258,7 @@ export function heads(selection) {
       const said = [];
       if (pooling && Math.max(...pooling.pool_size) > 1)
         said.push(`Each cell is the maximum over ${pooling.pool_size[0]} × ${pooling.pool_size[1]} tokens.`);
-      if (pooling?.stride > 1)
+      if (pooling && pooling.stride > 1)
         said.push(`Only every ${ordinal(pooling.stride)} query is drawn here; the large map has all.`);
       if (found && found.scored < found.of)
         said.push(`Head scores are computed on the first ${count(found.scored)} of ${count(found.of)} tokens.`);
@@ -259,12 +269,20 @@ export function heads(selection) {
   };
 }
 
+/**
+ * @param {number} n
+ * @returns {string}
+ */
 function ordinal(n) {
   const end = n % 100 > 10 && n % 100 < 14 ? "th" : ({ 1: "st", 2: "nd", 3: "rd" }[n % 10] ?? "th");
   return `${n}${end}`;
 }
 
-/** Colour legend: the colours stay, the ticks move. */
+/**
+ * Colour legend: the colours stay, the ticks move.
+ * @param {AttentionSelection} selection
+ * @returns {Child[]}
+ */
 function scaleLegend(selection) {
   const { ticks: weights, normalize } = SCALES[selection.scale];
   const ticks = weights.map((weight) =>

@@ -11,6 +11,10 @@ const HIGH = 24; // pixels of a token
 const WINDOW = 60; // tokens between which lines are drawn
 const FAINT = 0.02; // share of the strongest line below which none is drawn
 
+/**
+ * @param {AttentionSelection} selection
+ * @returns {Part}
+ */
 export function lines(selection) {
   const { context } = selection;
   const which = choice(
@@ -40,8 +44,10 @@ export function lines(selection) {
     note,
   );
   node.classList.add("over");
+  /** @type {{ queries?: Token[], query?: number }} */
   let drawn = {};
 
+  /** @type {(tokens: Token[], range: [number, number], chosen: number, name: string, choose: (place: number) => void) => HTMLElement[]} */
   const buttons = (tokens, [start, stop], chosen, name, choose) =>
     tokens.slice(start, stop).map((one, i) =>
       token(one, {
@@ -55,19 +61,29 @@ export function lines(selection) {
       }),
     );
 
+  /**
+   * @param {boolean} all
+   * @param {[number, number]} rows
+   * @param {[number, number]} columns
+   * @param {QueryKeyPair} found
+   * @returns {Promise<[number, (key: number) => number][]>}
+   */
   async function weights(all, rows, columns, found) {
     const row = decodeTensor(found.weights).data;
     if (!all) return [[selection.query, (key) => row[key]]];
+    /** @type {Map<string, Tensor>} */
     const tiles = new Map();
+    /** @type {Promise<unknown>[]} */
     const requests = [];
     for (let r = Math.floor(rows[0] / TILE); r * TILE < rows[1]; r += 1) {
       for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1)
         requests.push(selection.requestTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
     }
     await Promise.all(requests);
+    /** @type {(query: number, key: number) => number} */
     const at = (query, key) => {
       const tile = tiles.get(`${Math.floor(query / TILE)} ${Math.floor(key / TILE)}`);
-      return tile.data[(query % TILE) * tile.shape[1] + (key % TILE)];
+      return tile ? tile.data[(query % TILE) * tile.shape[1] + (key % TILE)] : 0;
     };
     return Array.from({ length: rows[1] - rows[0] }, (_, i) => [rows[0] + i, (key) => at(rows[0] + i, key)]);
   }
@@ -153,7 +169,12 @@ export function lines(selection) {
   };
 }
 
-/** The window of tokens around one position. */
+/**
+ * The window of tokens around one position.
+ * @param {number} place
+ * @param {number} length
+ * @returns {[number, number]}
+ */
 function span(place, length) {
   const start = Math.max(0, Math.min(place - Math.floor((2 * WINDOW) / 3), length - WINDOW));
   return [start, Math.min(length, start + WINDOW)];

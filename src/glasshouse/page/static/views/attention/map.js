@@ -7,6 +7,10 @@ import { short } from "glasshouse/number.js";
 import { numberLabel, token } from "glasshouse/widgets.js";
 import { SCORES, typeName } from "glasshouse/views/attention/selection.js";
 
+/**
+ * @param {AttentionSelection} selection
+ * @returns {Part}
+ */
 export function map(selection) {
   const { context } = selection;
   const title = h("h2", { data: { testid: "head-title" } });
@@ -18,6 +22,7 @@ export function map(selection) {
     pick: (query, key) => selection.choose({ query, key }),
   });
   heatmap.node.dataset.testid = "map";
+  /** @type {(text: string, label: string, act: () => void) => HTMLElement} */
   const button = (text, label, act) =>
     h(
       "button",
@@ -48,8 +53,10 @@ export function map(selection) {
     heatmap.node,
     status,
   );
+  /** @type {number | null} */
   let known = null; // the weight of the selected pair
 
+  /** @param {HeatmapCell | null} cell */
   function show(cell) {
     const { queries, keys } = selection;
     if (!cell) {
@@ -57,7 +64,7 @@ export function map(selection) {
       cell = { row: selection.query, column: selection.key, side: 1, value: known };
     }
     const { row, column, side, value } = cell;
-    const isMasked = value < 0;
+    const isMasked = value !== undefined && value < 0;
     Object.assign(status.dataset, {
       query: row,
       key: column,
@@ -65,6 +72,7 @@ export function map(selection) {
       value: value === undefined || isMasked ? "" : value,
     });
     if (side > 1) {
+      /** @type {(start: number, tokens: Token[]) => number} */
       const to = (start, tokens) => Math.min(start + side, tokens.length) - 1;
       put(
         status,
@@ -116,20 +124,21 @@ export function map(selection) {
       ]);
       known = found.bias === null ? -1 : found.weight;
       show(null);
-      const one = scores?.heads[layer][head] ?? {};
+      const one = scores?.heads[layer][head];
+      const names = /** @type {(HeadScore | "entropy")[]} */ ([...Object.keys(SCORES), "entropy"]);
       put(
         facts,
-        [...Object.keys(SCORES), "entropy"]
-          .filter((each) => one[each] !== undefined)
+        names
+          .filter((each) => one?.[each] !== undefined)
           .map((each) =>
             h(
               "span",
               {
-                class: each === one.label ? "chosen" : "",
-                title: `uniform attention: ${short(scores.uniform[layer][each])}`,
+                class: each === one?.label ? "chosen" : "",
+                title: `uniform attention: ${short(scores?.uniform[layer][each])}`,
               },
               `${typeName(each)} `,
-              numberLabel(one[each], `score-${each}`),
+              numberLabel(one?.[each], `score-${each}`),
               each === "entropy" ? " nats" : "",
             ),
           ),
@@ -139,7 +148,11 @@ export function map(selection) {
   };
 }
 
-/** A saved page has only some tiles; the map is coarser without the others. */
+/**
+ * A saved page has only some tiles; the map is coarser without the others.
+ * @param {Error} error
+ * @returns {null}
+ */
 function absent(error) {
   if (isSaved && !(error instanceof Superseded)) return null;
   throw error;

@@ -6,6 +6,10 @@ import { short } from "glasshouse/number.js";
 import { numberLabel, panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
+/**
+ * @param {AttentionSelection} selection
+ * @returns {Part}
+ */
 export function queryKey(selection) {
   const { context } = selection;
   const who = h("p", { class: "who", data: { testid: "pair" } });
@@ -29,6 +33,7 @@ export function queryKey(selection) {
     role: "group",
     "aria-label": "value, what is weighted, and what the head gathers, number by number",
   });
+  /** @type {(number: string, title: string, about: string, ...children: Child[]) => HTMLElement} */
   const stage = (number, title, about, ...children) =>
     h(
       "div",
@@ -79,6 +84,7 @@ export function queryKey(selection) {
       const found = await selection.requestQueryKey();
       const { queries, keys, query, key, kind, head } = selection;
       const [from, to] = [token(queries[query], { class: "selected" }), token(keys[key], { class: "compared" })];
+      /** @type {(number: number, side: Side) => string} */
       const place = (number, side) => ` token ${number}${side === "text" ? "" : ` of the ${side}`}`;
       put(
         who,
@@ -93,9 +99,14 @@ export function queryKey(selection) {
         `Heads ${group.slice(0, -1).join(", ")} and ${group.at(-1)} share the keys and values of key-value head ${found.kv_head}; head ${head} has its own queries.`,
       );
       shares.hidden = found.group === 1;
-      const [q, k, products, v, moved, z] = ["q", "k", "products", "v", "weighted_value", "z"].map(
-        (name) => decodeTensor(found[name]).data,
-      );
+      const [q, k, products, v, moved, z] = [
+        found.q,
+        found.k,
+        found.products,
+        found.v,
+        found.weighted_value,
+        found.z,
+      ].map((one) => decodeTensor(one).data);
       put(
         vectors,
         elements([
@@ -119,11 +130,19 @@ export function queryKey(selection) {
   };
 }
 
+/**
+ * @param {Tensor["data"]} data
+ * @returns {number}
+ */
 function largest(data) {
   return data.reduce((most, one) => Math.max(most, Math.abs(one)), 0) || 1;
 }
 
-/** Vectors number by number, one below the other: rows of [name, testid, numbers, the number that has full colour]. */
+/**
+ * Vectors number by number, one below the other: rows of [name, testid, numbers, the number that has full colour].
+ * @param {[string, string, Tensor["data"], number][]} rows
+ * @returns {HTMLElement}
+ */
 function elements(rows) {
   const head = h(
     "tr",
@@ -148,18 +167,28 @@ function elements(rows) {
   return h("table", { class: "elements" }, h("thead", {}, head), h("tbody", {}, body));
 }
 
-/** A number in a narrow cell. */
+/**
+ * A number in a narrow cell.
+ * @param {number} value
+ * @returns {string}
+ */
 function tight(value) {
   const size = Math.abs(value);
   const digits = size >= 100 ? 0 : size >= 10 ? 1 : size >= 0.005 || size === 0 ? 2 : 3;
   return (size && size < 0.0005 ? value.toExponential(0) : value.toFixed(digits)).replaceAll("-", "−");
 }
 
+/** @type {(value: number, name: string, testid?: string) => HTMLElement} */
 const term = (value, name, testid) =>
   h("span", { class: "term" }, numberLabel(value, testid), h("span", { class: "quiet" }, name));
+/** @type {(text: string) => HTMLElement} */
 const sign = (text) => h("span", { class: "sign" }, text);
 
-/** From the sum of products to the score. */
+/**
+ * From the sum of products to the score.
+ * @param {QueryKeyPair} found
+ * @returns {Child[]}
+ */
 function scoreTerms(found) {
   const terms = [term(found.sum, "sum of q × k", "pair-sum"), sign("×"), term(found.scale, "scale", "pair-scale")];
   const scaled = found.sum * found.scale;
@@ -183,7 +212,11 @@ function scoreTerms(found) {
   return [...terms, sign("="), term(found.score, "score", "pair-score")];
 }
 
-/** From the score to the weight. */
+/**
+ * From the score to the weight.
+ * @param {QueryKeyPair} found
+ * @returns {Child[]}
+ */
 function softmaxTerms(found) {
   if (found.bias === null) return [term(found.weight, "weight", "pair-weight")];
   return [

@@ -1,11 +1,15 @@
 // The attention weights of one query, and the largest of them.
 
 import { onTheme } from "glasshouse/colour.js";
-import { h, put } from "glasshouse/dom.js";
+import { h, penOf, put } from "glasshouse/dom.js";
 import { count, short } from "glasshouse/number.js";
-import { bars, token } from "glasshouse/widgets.js";
+import { bars, cut, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
+/**
+ * @param {AttentionSelection} selection
+ * @returns {Part}
+ */
 export function row(selection) {
   const title = h("h2", {});
   const bits = strip(selection);
@@ -61,17 +65,23 @@ export function row(selection) {
   };
 }
 
-/** The weights of one query on all keys, as a strip of bars. */
+/**
+ * The weights of one query on all keys, as a strip of bars.
+ * @param {AttentionSelection} selection
+ * @returns {{ node: HTMLElement, draw: (given: QueryKeyPair) => void, close: () => void }}
+ */
 function strip(selection) {
   const [tall, below] = [96, 22]; // pixels of the bars and of the labels below
   const canvas = h("canvas", { role: "img", on: { click: (event) => pick(event) } });
   const axis = h("p", { class: "axis quiet", "aria-hidden": "true" });
   const node = h("div", { class: "row-strip", data: { testid: "row" } }, canvas, axis);
+  /** @type {QueryKeyPair | null} */
   let found = null;
   const watch = new ResizeObserver(() => paint());
   watch.observe(node);
   const stopTheme = onTheme(() => paint());
 
+  /** @param {MouseEvent} event */
   function pick(event) {
     const place = canvas.getBoundingClientRect();
     const { length } = selection.keys;
@@ -86,7 +96,7 @@ function strip(selection) {
     if (!found || !width) return;
     const fine = devicePixelRatio || 1;
     Object.assign(canvas, { width: Math.round(width * fine), height: (tall + below) * fine });
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     pen.setTransform(fine, 0, 0, fine, 0, 0);
     const style = getComputedStyle(node);
     const [sheet, accent, more, quiet, compare, compareInk] = [
@@ -106,7 +116,9 @@ function strip(selection) {
     const gap = size > 6 ? 2 : size > 3 ? 1 : 0;
     pen.fillStyle = sheet; // masked keys stay hatched
     pen.fillRect(0, tall, width, below);
-    data.forEach((weight, place) => weight >= 0 && pen.fillRect(place * size, 0, size + 0.5, tall));
+    data.forEach((weight, place) => {
+      if (weight >= 0) pen.fillRect(place * size, 0, size + 0.5, tall);
+    });
     data.forEach((weight, place) => {
       if (weight < 0) return;
       const high = Math.max((tall - 4) * (weight / most), weight > 0 ? 1 : 0);
@@ -135,13 +147,8 @@ function strip(selection) {
       });
       const room = Math.max(1, Math.floor((size - 4) / 6.7));
       keys.forEach((one, place) => {
-        const letters = [...one.text];
         pen.fillStyle = place === key ? compareInk : quiet;
-        pen.fillText(
-          letters.length > room ? `${letters.slice(0, room - 1).join("")}…` : one.text,
-          (place + 0.5) * size,
-          tall + 13,
-        );
+        pen.fillText(cut(one.text, room), (place + 0.5) * size, tall + 13);
       });
     }
     canvas.setAttribute(
@@ -158,6 +165,7 @@ function strip(selection) {
 
   return {
     node,
+    /** @param {QueryKeyPair} given */
     draw(given) {
       found = given;
       paint();

@@ -12,11 +12,17 @@ import { Selection } from "glasshouse/views/attention/selection.js";
 
 const MANY = 8; // heads that fit next to a map
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const selection = new Selection(context);
   const [all, large, over, one, two] = [heads, map, lines, row, queryKey].map((part) => part(selection));
   const parts = [large, one, two, over, all]; // the selected head is requested before the small maps
   const code = h("div", { class: "code" });
+  /** @type {(...some: Part[]) => HTMLElement} */
   const column = (...some) =>
     h(
       "div",
@@ -41,13 +47,20 @@ export function mount(context, root) {
       await Promise.all(parts.map((part) => part.draw(changed)));
       put(code, python(await inPython(selection)));
     },
-    close: () => parts.forEach((part) => part.close?.()),
+    close() {
+      for (const part of parts) part.close?.();
+    },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {AttentionSelection} selection
+ * @returns {Promise<string>}
+ */
 async function inPython(selection) {
   const { context, kind, layer, head, query, key } = selection;
+  /** @type {(name: string) => string} */
   const site = (name) => `"${kind.site.replace("pattern", name)}.${layer}"`;
   const { lines: said, inputs } = preamble(context);
   const work = [

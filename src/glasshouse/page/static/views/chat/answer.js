@@ -4,9 +4,17 @@ import { h, put } from "glasshouse/dom.js";
 import { token as chip } from "glasshouse/widgets.js";
 import { candidates } from "glasshouse/views/chat/candidates.js";
 
+/** @type {Record<string, string>} */
 const ENDS = { length: "ended at the longest length", cancelled: "stopped", error: "ended by an error" };
 
-/** A turn of a conversation as one model answered it. `page` has `begin(answer)` and `draw()`. */
+/**
+ * A turn of a conversation as one model answered it. `page` has `begin(answer)` and `draw()`.
+ * @param {ViewContext} context
+ * @param {ChatSession} session
+ * @param {ChatTurn} turn
+ * @param {ChatPage} page
+ * @returns {HTMLElement}
+ */
 export function answerNode(context, session, turn, page) {
   const answer = turn.versions[turn.at];
   const said = h("div", {
@@ -18,6 +26,7 @@ export function answerNode(context, session, turn, page) {
   const state = h("p", { class: "quiet answer-state", role: "status" });
   const node = h("article", { class: "answer", data: { model: answer.model.id } }, said, under, state);
 
+  /** @param {HTMLElement | null} one */
   function choose(one) {
     if (!one) return;
     const place = Number(one.dataset.place);
@@ -26,7 +35,10 @@ export function answerNode(context, session, turn, page) {
     said.children[place].focus({ preventScroll: true });
   }
 
-  /** The arrow keys go from token to token, and Enter opens one. */
+  /**
+   * The arrow keys go from token to token, and Enter opens one.
+   * @param {ElementEvent<KeyboardEvent>} event
+   */
   function walk(event) {
     const one = event.target.closest(".flow");
     const to = { ArrowRight: one?.nextElementSibling, ArrowLeft: one?.previousElementSibling }[event.key];
@@ -47,21 +59,27 @@ export function answerNode(context, session, turn, page) {
           tokenNode(one, place, answer.selected === place, place === (answer.selected ?? 0)),
         ),
       );
-    const hasToken = answer.tokens && Number.isInteger(answer.selected) && answer.selected < answer.tokens.length;
+    const place = answer.selected;
+    const isOpen = place !== null && answer.tokens && place < answer.tokens.length;
     // A translation cannot be continued from a target of one's own.
-    const branch = answer.opened?.source.length
-      ? null
-      : (id) => page.begin(session.branch(turn, answer, answer.selected, id));
-    put(under, hasToken ? candidates(context, answer, answer.selected, branch) : []);
+    const canBranch = !answer.opened?.source.length;
+    put(under, isOpen ? candidates(context, answer, place, canBranch ? branch : null) : []);
     put(
       state,
       versions(),
-      answer.error ? h("span", { class: "trouble" }, answer.error) : (ENDS[answer.finish] ?? ""),
+      answer.error ? h("span", { class: "trouble" }, answer.error) : (ENDS[answer.finish ?? ""] ?? ""),
     );
   }
 
+  /** @param {number} id */
+  function branch(id) {
+    page.begin(session.branch(turn, answer, answer.selected ?? 0, id));
+  }
+
+  /** @returns {Child[]} */
   function versions() {
     const { length } = turn.versions;
+    /** @type {(at: number, text: string, label: string) => HTMLElement} */
     const to = (at, text, label) =>
       h(
         "button",
@@ -111,7 +129,14 @@ export function answerNode(context, session, turn, page) {
   return node;
 }
 
-/** A token in the flow of the text, with its line breaks marked; one without text of its own is shown as a chip. */
+/**
+ * A token in the flow of the text, with its line breaks marked; one without text of its own is shown as a chip.
+ * @param {AnswerToken} one
+ * @param {number} place
+ * @param {boolean} isSelected
+ * @param {boolean} isFirst
+ * @returns {HTMLElement}
+ */
 function tokenNode(one, place, isSelected, isFirst) {
   const classes = ["flow", one.isChosen ? "chosen" : "", one.isEnd ? "end" : "", isSelected ? "selected" : ""]
     .filter(Boolean)

@@ -2,6 +2,7 @@
 
 import { h } from "glasshouse/dom.js";
 import { percent, plural, short } from "glasshouse/number.js";
+import { addressOf } from "glasshouse/server.js";
 import { bars, placeholder, token } from "glasshouse/widgets.js";
 
 const LOOKS = [
@@ -10,14 +11,22 @@ const LOOKS = [
   ["walkthrough", "step through"],
 ];
 
-/** The panel of a token of an answer. `branch(id)` continues with another one in its place. */
+/**
+ * The panel of a token of an answer. `branch(id)` continues with another one in its place.
+ * @param {ViewContext} context
+ * @param {ChatAnswer} answer
+ * @param {number} place
+ * @param {((id: number) => void) | null} branch
+ * @returns {HTMLElement}
+ */
 export function candidates(context, answer, place, branch) {
-  const one = answer.tokens[place];
   const { opened } = answer;
-  if (!one.drawn)
+  const one = answer.tokens?.[place];
+  const drawn = one?.drawn;
+  if (!opened || !one || !drawn)
     return h("div", { class: "drawn", data: { testid: "drawn" } }, placeholder("This token was given, not drawn."));
-  const rows = one.drawn.candidates.map(([id, probability, logprob]) => ({ id, probability, logprob }));
-  if (!rows.some((row) => row.id === one.drawn.id)) rows.push(one.drawn);
+  const rows = drawn.candidates.map(([id, probability, logprob]) => ({ id, probability, logprob }));
+  if (!rows.some((row) => row.id === drawn.id)) rows.push(drawn);
   const top = Math.max(...rows.map((row) => Math.max(row.probability, Math.exp(row.logprob))));
   const rest = 1 - rows.reduce((sum, row) => sum + row.probability, 0);
   const isPlain = rows.every((row) => Math.abs(row.probability - Math.exp(row.logprob)) < 1e-4);
@@ -33,7 +42,7 @@ export function candidates(context, answer, place, branch) {
         value: row.probability,
         text: percent(row.probability),
         title: `${info.text}: drawn with ${percent(row.probability)}, the model’s own probability ${percent(Math.exp(row.logprob))}${ends ? "; it ends the answer" : canBranch ? "; continue with it" : ""}`,
-        class: row.id === one.drawn.id ? "drawn-one" : "",
+        class: row.id === drawn.id ? "drawn-one" : "",
         data: { id: row.id, logprob: row.logprob },
         onclick: canBranch ? () => branch(row.id) : undefined,
       };
@@ -73,7 +82,7 @@ export function candidates(context, answer, place, branch) {
       { class: "looks" },
       "At this moment: ",
       LOOKS.filter(([view]) => context.model.views.includes(view)).map(([view, title]) =>
-        look(context, answer, place, view, title),
+        look(context, answer, opened, place, view, title),
       ),
     ),
     h(
@@ -83,7 +92,7 @@ export function candidates(context, answer, place, branch) {
       h(
         "a",
         {
-          href: `/?model=${encodeURIComponent(answer.model.id)}#answer=${answer.id}`,
+          href: addressOf(answer.model.id, `#answer=${answer.id}`),
           target: "_blank",
           rel: "opener",
           title: "open this answer in another tab",
@@ -94,12 +103,21 @@ export function candidates(context, answer, place, branch) {
   );
 }
 
-/** A link to a view at the position where a token was drawn: that of the token before it. */
-function look(context, answer, place, view, title) {
-  const { opened } = answer;
+/**
+ * A link to a view at the position where a token was drawn: that of the token before it.
+ * @param {ViewContext} context
+ * @param {ChatAnswer} answer
+ * @param {OpenedAnswer} opened
+ * @param {number} place
+ * @param {string} view
+ * @param {string} title
+ * @returns {HTMLElement}
+ */
+function look(context, answer, opened, place, view, title) {
   const position = opened.start + place - 1;
   const here = answer.model.id === context.model.name;
-  const address = `/?model=${encodeURIComponent(answer.model.id)}#view=${view}&answer=${answer.id}&token=${position}`;
+  const address = addressOf(answer.model.id, `#view=${view}&answer=${answer.id}&token=${position}`);
+  /** @param {MouseEvent} event */
   const go = (event) => {
     if (!here || !opened.state || event.ctrlKey || event.metaKey) return;
     event.preventDefault();

@@ -7,7 +7,11 @@ import { compareAnswers } from "glasshouse/server.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { bars, token } from "glasshouse/widgets.js";
 
-/** A button for each answer beside the first, and what it finds. */
+/**
+ * A button for each answer beside the first, and what it finds.
+ * @param {ChatAnswer[]} answers
+ * @returns {HTMLElement}
+ */
 export function parting(answers) {
   const [first, ...others] = answers;
   const found = h("div", {});
@@ -18,6 +22,7 @@ export function parting(answers) {
       others.length > 1 ? `where ${first.model.id} and ${other.model.id} part` : "where they part",
     ),
   );
+  /** @param {ChatAnswer} other */
   async function show(other) {
     try {
       put(found, comparison(first, other, await compareAnswers(first.id, other.id)));
@@ -28,10 +33,18 @@ export function parting(answers) {
   return h("div", { class: "parts" }, h("p", { class: "controls" }, buttons), found);
 }
 
+/**
+ * @param {ChatAnswer} first
+ * @param {ChatAnswer} second
+ * @param {AnswerComparison} found
+ * @returns {HTMLElement}
+ */
 function comparison(first, second, found) {
   const [a, b] = [first.model.id, second.model.id];
+  /** @type {(id: number) => Token} */
   const info = (id) => found.tokens[id];
-  const own = (answer) => answer.opened.output[found.parts_at]?.id;
+  /** @type {(answer: ChatAnswer) => number | undefined} */
+  const own = (answer) => answer.opened?.output[found.parts_at ?? -1]?.id;
   const [here, there] = [own(first), own(second)];
   const node = h("section", {
     class: "parting",
@@ -66,19 +79,26 @@ function comparison(first, second, found) {
   return node;
 }
 
-/** The candidates of both models for the token at which they part. */
+/**
+ * The candidates of both models for the token at which they part.
+ * @param {ChatAnswer} first
+ * @param {ChatAnswer} second
+ * @param {number} at
+ * @returns {HTMLElement}
+ */
 function odds(first, second, at) {
-  const sides = [first, second]
-    .map((answer) => [answer, answer.opened.output[at] ?? answer.opened.end])
-    .filter(([, drawn]) => drawn);
+  const sides = [first, second].flatMap((answer) => {
+    const drawn = answer.opened?.output[at] ?? answer.opened?.end;
+    return drawn ? [{ answer, drawn }] : [];
+  });
   return h(
     "div",
     { class: "columns" },
-    sides.map(([answer, drawn]) => {
+    sides.map(({ answer, drawn }) => {
       const top = drawn.candidates[0]?.[1] || 1;
-      const best = drawn.candidates.slice(0, 5);
-      if (!best.some(([id]) => id === drawn.id)) best.push([drawn.id, drawn.probability]);
-      const rows = best.map(([id, probability]) => ({
+      const best = drawn.candidates.slice(0, 5).map(([id, probability]) => ({ id, probability }));
+      if (!best.some(({ id }) => id === drawn.id)) best.push(drawn);
+      const rows = best.map(({ id, probability }) => ({
         name: token(answer.describe(id)),
         share: probability / top,
         value: probability,
@@ -90,7 +110,13 @@ function odds(first, second, at) {
   );
 }
 
-/** The KL divergence at each token of the first answer; a click shows the layers there. */
+/**
+ * The KL divergence at each token of the first answer; a click shows the layers there.
+ * @param {string} a
+ * @param {string} b
+ * @param {AnswerComparison} found
+ * @returns {HTMLElement[]}
+ */
 function differences(a, b, found) {
   const kl = decodeTensor(found.kl_divergence).data;
   const [lossA, lossB] = [found.loss_a, found.loss_b].map((one) => decodeTensor(one).data);
@@ -101,6 +127,7 @@ function differences(a, b, found) {
   const from = Math.max(0, found.start - 1); // where the first token was drawn
   const most = Math.max(1e-9, ...kl.slice(from));
   const about = h("div", {});
+  /** @type {(position: number) => void} */
   const show = (position) => {
     const next = found.ids[position + 1];
     const layers = Array.from({ length: depth }, (_, layer) => data[layer * length + position]);

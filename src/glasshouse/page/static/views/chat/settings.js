@@ -5,9 +5,14 @@ import { slider } from "glasshouse/widgets.js";
 
 const STRONGEST = 4; // scale of a steering vector, either way
 
-/** Sliders for what every request of the session says. */
+/**
+ * Sliders for what every request of the session says.
+ * @param {ChatSession} session
+ * @returns {Child[]}
+ */
 export function settings(session) {
   const { settings: now, most, vectors, steer } = session;
+  /** @type {(label: string, name: keyof ChatSession["settings"], min: number, max: number, step: number, shown: (value: number) => string) => HTMLElement} */
   const one = (label, name, min, max, step, shown) => {
     const made = slider(label, {
       min,

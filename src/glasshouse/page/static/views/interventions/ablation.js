@@ -4,13 +4,17 @@ import { balance } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { plural } from "glasshouse/number.js";
 import { choice, panel } from "glasshouse/widgets.js";
-import { show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
+import { isNumber, show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
 import { named } from "glasshouse/views/interventions/site.js";
 import { chunks, sweep } from "glasshouse/views/interventions/sweep.js";
 
 const FIRST = 0.5; // initial scale factor
 
-/** The stacks of a model and their components. */
+/**
+ * The stacks of a model and their components.
+ * @param {Model} model
+ * @returns {AblationStack[]}
+ */
 function stacksOf(model) {
   const own = { z: "z", all: "attn_out", title: "heads", short: "" };
   if (model.kind !== "seq2seq") return [{ prefix: "", title: "", layers: model.n_layers, groups: [own] }];
@@ -26,10 +30,18 @@ function stacksOf(model) {
   ];
 }
 
+/**
+ * @param {ViewContext} context
+ * @param {EditHistory} changes
+ * @returns {Part}
+ */
 export function ablation(context, changes) {
   const { model } = context;
+  /** @type {Map<string, GridCell>} */
   const cells = new Map(); // by site: {button, at, name}
+  /** @type {{ name: string, sites: string[] }[]} */
   const lines = []; // of the grids: {name, sites}
+  /** @type {Choice<string>} */
   const how = choice(
     "on click",
     [
@@ -42,7 +54,7 @@ export function ablation(context, changes) {
   const progress = h("p", { class: "quiet", role: "status", data: { testid: "sweep-progress" } });
   const alone = sweep(context, "ablate each component", tryEach, {
     failed: (message) => put(progress, message),
-    stopped: () => put(progress, `Stopped after ${plural(swept.values.size, "component")}.`),
+    stopped: () => put(progress, `Stopped after ${plural(swept?.values.size ?? 0, "component")}.`),
   });
   alone.dataset.testid = "sweep";
   const legend = h("div", { class: "legend" });
@@ -54,7 +66,9 @@ export function ablation(context, changes) {
     stacksOf(model).map(grid),
     legend,
   );
+  /** @type {{ about: string, edits: number, values: Map<string, number | null> } | null} */
   let swept = null; // {about, edits, values}: loss increase by ablated site, on top of some edits
+  /** @type {{ increase: string, helps: string, hinders: string, figure: (value: number) => string }} */
   const words = model.predicts_tokens
     ? {
         increase: "the increase in mean loss",
@@ -69,8 +83,13 @@ export function ablation(context, changes) {
         figure: (value) => `${value < 0 ? "−" : "+"}${tight(100 * Math.abs(value))}%`,
       };
 
+  /**
+   * @param {AblationStack} stack
+   * @returns {HTMLElement}
+   */
   function grid({ prefix, title, layers, groups }) {
     const heads = Array.from({ length: model.n_heads }, (_, head) => head);
+    /** @type {(site: string, at: GridCell["at"], name: string) => HTMLButtonElement} */
     const cell = (site, at, name) => {
       const button = h("button", {
         type: "button",
@@ -116,7 +135,7 @@ export function ablation(context, changes) {
         ]),
         cell(`${prefix}ffn_out.${layer}`, { layer }, `${name}, feed-forward`),
       ];
-      lines.push({ name, sites: row.map((button) => button.dataset.site) });
+      lines.push({ name, sites: row.map((button) => button.dataset.site ?? "") });
       rows.push(h("div", { role: "row" }, h("span", { role: "rowheader" }, `layer ${layer}`), row));
     }
     const columns = `3.8rem ${groups.map(() => `repeat(${model.n_heads}, minmax(32px, 58px)) minmax(38px, 58px)`).join(" ")} minmax(78px, 84px)`;
@@ -134,13 +153,19 @@ export function ablation(context, changes) {
       top,
       rows,
     );
-    table.querySelector(".part").tabIndex = 0;
+    const first = table.querySelector(".part");
+    if (first) first.tabIndex = 0;
     return h("div", {}, title ? h("h3", {}, title) : null, h("div", { class: "scroll parts-box" }, table));
   }
 
+  /**
+   * @param {string} site
+   * @param {GridCell["at"]} at
+   */
   function press(site, at) {
     const now = context.state.edits.find((one) => one.site === site);
     const kind = context.state.interventions_edit ?? "off";
+    /** @type {Edit} */
     const edit =
       kind === "mean" ? { kind: "mean", site } : { kind: "scale", site, factor: kind === "scale" ? FIRST : 0 };
     const same = now && now.kind === edit.kind && (kind === "scale") === (now.kind === "scale" && now.factor !== 0);
@@ -149,33 +174,47 @@ export function ablation(context, changes) {
 
   const about = () => JSON.stringify(context.forwardPass({ unedited: true }));
 
+  /**
+   * @param {SweepRequest} request
+   * @returns {Promise<void>}
+   */
   async function tryEach(request) {
     const forwardPass = context.forwardPass();
     const { length } = context.row;
-    swept = { about: about(), edits: context.state.edits.length, values: new Map() };
+    /** @type {NonNullable<typeof swept>} */
+    const own = { about: about(), edits: context.state.edits.length, values: new Map() };
+    swept = own;
     for (const { name, sites } of lines) {
       for (const some of chunks(sites, length)) {
         put(progress, `Ablating ${name} …`);
         const { loss_increase: increase } = await request("ablate_each", { forward_pass: forwardPass, sites: some });
-        some.forEach((site, i) => swept.values.set(site, increase[i]));
+        for (const [i, site] of some.entries()) own.values.set(site, increase[i]);
         colour();
       }
     }
-    put(progress, summary());
+    put(progress, summary(own.values, own.edits));
   }
 
-  function summary() {
-    const order = [...swept.values].filter(([, value]) => Number.isFinite(value)).sort((a, b) => b[1] - a[1]);
-    if (!order.length) return "There is nothing to measure; enter more text.";
-    const [site, value] = order.find(([one]) => one.includes("[head="));
-    const basis = swept.edits ? `, on top of ${plural(swept.edits, "edit")}` : "";
-    return `Each number is ${words.increase} when the component is ablated${basis}. Most important head: ${named(site)} (${words.figure(value)}).`;
+  /**
+   * @param {Map<string, number | null>} values
+   * @param {number} edits
+   * @returns {string}
+   */
+  function summary(values, edits) {
+    const measured = [...values].flatMap(([site, value]) => (isNumber(value) ? [{ site, value }] : []));
+    if (!measured.length) return "There is nothing to measure; enter more text.";
+    const heads = measured.filter(({ site }) => site.includes("[head=")).sort((a, b) => b.value - a.value);
+    const basis = edits ? `, on top of ${plural(edits, "edit")}` : "";
+    const first = heads.length
+      ? ` Most important head: ${named(heads[0].site)} (${words.figure(heads[0].value)}).`
+      : "";
+    return `Each number is ${words.increase} when the component is ablated${basis}.${first}`;
   }
 
   function colour() {
     const values = swept
       ? [...swept.values.values()]
-          .filter(Number.isFinite)
+          .filter(isNumber)
           .map(Math.abs)
           .sort((a, b) => a - b)
       : [];
@@ -186,13 +225,13 @@ export function ablation(context, changes) {
       const edit = edits.get(site);
       const value = swept?.values.get(site);
       const state = !edit ? "" : edit.kind === "scale" ? (edit.factor ? `×${edit.factor}` : "off") : edit.kind;
-      const text = Number.isFinite(value) ? words.figure(value) : "";
+      const text = isNumber(value) ? words.figure(value) : "";
       show(button, {
         label: `${name}: ${state || "on"}${text ? `, ablated ${text}` : ""}`,
         state,
         value,
         text,
-        share: value / most,
+        share: (value ?? 0) / most,
       });
       button.classList.toggle("chosen", at.layer === layer && at.head === head);
     }

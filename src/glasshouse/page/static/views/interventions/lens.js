@@ -5,6 +5,10 @@ import { percent } from "glasshouse/number.js";
 import { panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function lens(context) {
   const column = h("div", {
     class: "scroll column-box",
@@ -18,11 +22,13 @@ export function lens(context) {
   return {
     node,
     async draw() {
+      /** @type {(forwardPass: ForwardPass) => RequestBody} */
       const body = (forwardPass) => ({ forward_pass: forwardPass, start: context.token, stop: context.token + 1 });
       const [before, after] = await Promise.all([
         context.request("lens", body(context.forwardPass({ unedited: true }))),
         context.request("lens", body(context.forwardPass())),
       ]);
+      /** @type {(found: LensResponse, layer: number) => HTMLElement[]} */
       const side = (found, layer) => {
         const [[id]] = found.tokens[layer];
         const probability = decodeTensor(found.probability).data[layer];

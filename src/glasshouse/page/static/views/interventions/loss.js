@@ -8,6 +8,10 @@ import { decodeTensor } from "glasshouse/tensor.js";
 
 const TOKENS = 400; // of the text that are coloured
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function loss(context) {
   const { model } = context;
   const mean = h("p", { class: "loss", role: "status", data: { testid: "loss" } });
@@ -40,9 +44,16 @@ export function loss(context) {
       );
   let colour = () => {};
 
+  /**
+   * @param {LossResponse} before
+   * @param {LossResponse} after
+   * @param {boolean} isLoss
+   * @param {boolean} signed
+   */
   function drawMean(before, after, isLoss, signed) {
+    /** @type {(name: string, value: number | null) => HTMLElement} */
     const figure = (name, value) => h("b", { data: { testid: name, value } }, short(value));
-    if (after.mean === null) put(mean, "A single token has no loss; enter more text.");
+    if (after.mean === null || before.mean === null) put(mean, "A single token has no loss; enter more text.");
     else if (!isLoss) put(mean, "mean relative change ", figure("loss-after", after.mean));
     else {
       const increase = after.mean - before.mean;
@@ -66,6 +77,12 @@ export function loss(context) {
     }
   }
 
+  /**
+   * @param {LossResponse} before
+   * @param {LossResponse} after
+   * @param {boolean} isLoss
+   * @param {boolean} signed
+   */
   function drawText(before, after, isLoss, signed) {
     const old = decodeTensor(before.values).data;
     const now = decodeTensor(after.values).data;

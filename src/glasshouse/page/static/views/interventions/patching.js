@@ -4,7 +4,7 @@ import { balance } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { plural, short } from "glasshouse/number.js";
 import { choice, panel, token } from "glasshouse/widgets.js";
-import { show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
+import { isNumber, show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
 import { named } from "glasshouse/views/interventions/site.js";
 import { chunks, sweep } from "glasshouse/views/interventions/sweep.js";
 
@@ -17,6 +17,11 @@ const SITES = [
   ["z", "head output (z)"],
 ];
 
+/**
+ * @param {ViewContext} context
+ * @param {EditHistory} changes
+ * @returns {Part}
+ */
 export function patching(context, changes) {
   const { model } = context;
   const isSeq2Seq = model.kind === "seq2seq";
@@ -84,9 +89,12 @@ export function patching(context, changes) {
     table,
     legend,
   );
-  let pause = null;
+  /** @type {number | undefined} */
+  let pause;
   let from = 0;
-  let other = null; // tokens of the second text
+  /** @type {Token[]} */
+  let other = []; // tokens of the second text
+  /** @type {{ about: string, effects: Map<string, number | null>, here?: Token, there?: Token } | null} */
   let traced = null; // {about, effects, here, there}
 
   function typed() {
@@ -97,6 +105,7 @@ export function patching(context, changes) {
     }, PAUSE);
   }
 
+  /** @param {number} by */
   function turn(by) {
     from = Math.max(0, from + by);
     fill();
@@ -109,10 +118,8 @@ export function patching(context, changes) {
   };
   const row = () =>
     isSeq2Seq ? (stack() === "encoder" ? context.tokens.source : context.tokens.target) : context.tokens.text;
-  const kind = () =>
-    SITES.some(([name]) => name === context.state.interventions_site)
-      ? context.state.interventions_site
-      : "resid_post";
+  const kind = () => SITES.find(([name]) => name === context.state.interventions_site)?.[0] ?? "resid_post";
+  /** @type {(layer: number, place?: number) => string} */
   const name = (layer, place) => {
     const inside = [
       kind() === "z" ? `head=${Math.min(context.state.head, model.n_heads - 1)}` : "",
@@ -131,26 +138,37 @@ export function patching(context, changes) {
       kind() === "z" ? context.state.head : 0,
       context.token,
     ]);
+  /** @type {(length: number) => number[]} */
   const inView = (length) => Array.from({ length: Math.max(0, Math.min(PLACES, length - from)) }, (_, i) => from + i);
   const shared = () => Math.min(row().length, other.length); // positions that both texts have
 
+  /**
+   * @param {number} layer
+   * @param {number} [place]
+   */
   function press(layer, place) {
     const where = name(layer, place);
     const there = context.state.edits.some((one) => one.site === where);
     changes.put(where, there ? null : { kind: "patch", site: where }, { layer });
   }
 
+  /**
+   * @param {SweepRequest} request
+   * @returns {Promise<void>}
+   */
   async function tryEach(request) {
     const position = context.token;
     const { length } = row();
     const forwardPass = { ...context.forwardPass({ unedited: true }), patch_from: context.patchPrompt };
     const lines = layers().map((layer) => inView(shared()).map((place) => name(layer, place)));
-    traced = { about: about(), effects: new Map() };
+    /** @type {NonNullable<typeof traced>} */
+    const own = { about: about(), effects: new Map() };
+    traced = own;
     for (const line of lines) {
       for (const sites of chunks(line, length)) {
         const { effect, here, there } = await request("patch_each", { forward_pass: forwardPass, sites, position });
-        sites.forEach((one, i) => traced.effects.set(one, effect[i]));
-        Object.assign(traced, { here, there });
+        for (const [i, one] of sites.entries()) own.effects.set(one, effect[i]);
+        Object.assign(own, { here, there });
         colour();
       }
     }
@@ -163,7 +181,9 @@ export function patching(context, changes) {
     back.disabled = from === 0;
     on.disabled = from + PLACES >= length;
     const places = inView(length);
+    /** @type {(one: Token | undefined) => HTMLElement} */
     const label = (one) => (one ? token(one) : h("span", { class: "quiet" }, "–"));
+    /** @type {(tokens: Token[], text: string, last: Child) => HTMLElement} */
     const head = (tokens, text, last) =>
       h(
         "div",
@@ -183,6 +203,7 @@ export function patching(context, changes) {
         h("span", {}, last),
       );
     const lines = layers().map((layer) => {
+      /** @type {(place?: number) => HTMLElement} */
       const cell = (place) =>
         h("button", {
           type: "button",
@@ -226,39 +247,39 @@ export function patching(context, changes) {
 
   function colour() {
     const patched = new Set(context.state.edits.filter((one) => one.kind === "patch").map((one) => one.site));
-    const effects = traced && traced.about === about() ? traced.effects : new Map();
+    const now = traced?.about === about() ? traced : null;
     for (const button of table.querySelectorAll(".part")) {
-      const where = button.dataset.site;
-      const effect = effects.get(where);
+      const where = button.dataset.site ?? "";
+      const effect = now?.effects.get(where);
       const state = patched.has(where) ? "patched" : "";
-      const text = Number.isFinite(effect) ? tight(effect) : "";
+      const text = isNumber(effect) ? tight(effect) : "";
       show(button, {
         label: `${named(where)}${state ? ", patched" : ""}${text ? `, effect ${short(effect)}` : ""}`,
         state,
         value: effect,
         text,
-        share: effect,
+        share: effect ?? 0,
       });
     }
     put(
       legend,
       h("span", {}, h("i", { class: "part-on" }), "unpatched"),
       h("span", {}, h("i", { class: "part-edited" }), "patched"),
-      effects.size
+      now?.here && now.there
         ? [
             h(
               "span",
               {},
               h("i", { style: { background: balance(1) } }),
               `1: the prediction at token ${context.token} becomes `,
-              token(traced.there),
+              token(now.there),
             ),
             h(
               "span",
               {},
               h("i", { class: "ringed", style: { background: balance(0) } }),
               "0: it stays ",
-              token(traced.here),
+              token(now.here),
             ),
           ]
         : null,
@@ -269,7 +290,7 @@ export function patching(context, changes) {
     node,
     async draw() {
       if (document.activeElement !== area) area.value = context.state.patch_from;
-      side?.show(stack());
+      side?.show(stack() === "decoder" ? "decoder" : "encoder");
       site.value = kind();
       const ready = Boolean(context.state.patch_from);
       controls.hidden = table.hidden = legend.hidden = !ready;
@@ -290,7 +311,9 @@ export function patching(context, changes) {
       );
       fill();
     },
-    colour: () => table.firstChild && colour(),
+    colour() {
+      if (table.firstChild) colour();
+    },
     close: () => {
       clearTimeout(pause);
       alone.stop();

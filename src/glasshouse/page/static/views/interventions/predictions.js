@@ -6,6 +6,10 @@ import { placeholder, panel, token } from "glasshouse/widgets.js";
 
 const SHOWN = 8; // candidates before, and after
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function predictions(context) {
   const { model } = context;
   const title =
@@ -44,6 +48,7 @@ export function predictions(context) {
         show: SHOWN,
       });
       const top = Math.max(...candidates.map((one) => Math.max(one.before, one.after)));
+      /** @type {(kind: string, value: number) => HTMLElement} */
       const bar = (kind, value) => h("i", { class: `twin-${kind}`, style: { width: `${(100 * value) / top}%` } });
       const order = [...candidates]
         .sort((a, b) => Math.max(b.before, b.after) - Math.max(a.before, a.after))
@@ -75,7 +80,11 @@ export function predictions(context) {
       put(
         apart,
         context.state.edits.length
-          ? h("span", { data: { value: divergence } }, `KL divergence: ${short(Math.abs(divergence))} nats.`)
+          ? h(
+              "span",
+              { data: { value: divergence } },
+              `KL divergence: ${short(divergence && Math.abs(divergence))} nats.`,
+            )
           : "No edits: both are the same.",
       );
     },

@@ -1,9 +1,14 @@
 // Readable names of sites.
 
+/**
+ * @param {string} site
+ * @returns {string}
+ */
 export function named(site) {
   const found = /^(encoder\.|decoder\.)?(cross_)?(\w+?)\.(\d+)(?:\[(.*)\])?$/.exec(site);
   if (!found) return site;
   const [, stack = "", cross = "", kind, layer, inside = ""] = found;
+  /** @type {Record<string, string>} */
   const index = Object.fromEntries(
     inside
       .split(",")

@@ -7,13 +7,22 @@ import { draw, inline } from "glasshouse/views/notes/pieces.js";
 const PAUSE = 60; // milliseconds that a slider rests before its figure is drawn
 
 export class Card {
+  /**
+   * @param {Statement} given
+   * @param {NotesPart} part
+   * @param {{ open: (number: string) => void, play: (number: string, value: number) => void }} acts
+   */
   constructor(given, part, { open, play }) {
     this.given = given;
     this.part = part;
     this.play = play;
+    /** @type {Responses["note_figure"] | null} */
     this.drawn = null; // the answer on the screen
+    /** @type {DrawnPiece[]} */
     this.pieces = [];
     this.number = given.number;
+    /** @type {Slider | null} */
+    this.slider = null;
     this.head = h(
       "button",
       {
@@ -31,14 +40,29 @@ export class Card {
         h("span", { class: "quiet says" }, inline(`${given.says}.`)),
       ),
     );
+    this.figure = h("div", {
+      class: "figure-box",
+      role: "group",
+      "aria-label": `figure of ${given.number}`,
+      data: { testid: `figure-${given.number}` },
+    });
+    this.worked = h("div", {
+      class: "figure-box worked",
+      role: "group",
+      "aria-label": `worked example of ${given.number}`,
+      data: { testid: `worked-${given.number}` },
+    });
     this.inside = h("div", { class: "inside", hidden: true });
     this.node = h("li", { class: "card", id: `card-${given.number}` }, h("h3", {}, this.head), this.inside);
   }
 
-  /** Unfold the card, or fold it. */
+  /**
+   * Unfold the card, or fold it.
+   * @param {boolean} isOpen
+   */
   show(isOpen) {
     this.node.classList.toggle("open", isOpen);
-    this.head.setAttribute("aria-expanded", isOpen);
+    this.head.setAttribute("aria-expanded", String(isOpen));
     this.inside.hidden = !isOpen;
     if (isOpen && !this.inside.hasChildNodes()) this.build();
     if (!isOpen) this.clear();
@@ -55,19 +79,7 @@ export class Card {
           oninput: (value) => this.moved(value),
         })
       : null;
-    this.slider?.show(control.start);
-    this.figure = h("div", {
-      class: "figure-box",
-      role: "group",
-      "aria-label": `figure of ${given.number}`,
-      data: { testid: `figure-${given.number}` },
-    });
-    this.worked = h("div", {
-      class: "figure-box worked",
-      role: "group",
-      "aria-label": `worked example of ${given.number}`,
-      data: { testid: `worked-${given.number}` },
-    });
+    if (control) this.slider?.show(control.start);
     put(
       this.inside,
       given.slip ? h("p", { class: "slip" }, h("strong", {}, "A common slip: "), inline(given.slip)) : null,
@@ -122,12 +134,17 @@ export class Card {
     if (!given.figure) this.fill(given.measured_pieces);
   }
 
+  /** @param {number} value */
   moved(value) {
     clearTimeout(this.pause);
     this.pause = setTimeout(() => this.play(this.number, value), PAUSE);
   }
 
-  /** Draw the pieces of an answer. */
+  /**
+   * Draw the pieces of an answer.
+   * @param {Piece[]} pieces
+   * @param {Piece[]} [worked]
+   */
   fill(pieces, worked = []) {
     this.clear();
     const [drawn, example] = [pieces.map(draw), worked.map(draw)];
@@ -136,6 +153,10 @@ export class Card {
     put(this.worked, example.length ? [h("h4", {}, "Worked example"), ...example] : []);
   }
 
+  /**
+   * @param {(given: Statement) => Promise<Responses["note_figure"]>} ask
+   * @returns {Promise<void>}
+   */
   async draw(ask) {
     if (!this.given.figure) return;
     const answer = await ask(this.given);
@@ -148,6 +169,6 @@ export class Card {
     for (const piece of this.pieces) piece.close?.();
     this.pieces = [];
     this.drawn = null;
-    if (this.figure && this.given.figure) for (const box of [this.figure, this.worked]) put(box);
+    if (this.given.figure) for (const box of [this.figure, this.worked]) put(box);
   }
 }

@@ -1,9 +1,10 @@
 // A matrix in colours with its shape: signed or not, masked cells hatched, read by pointer and arrow keys.
 
 import { balance, onTheme, shade } from "glasshouse/colour.js";
-import { h, put } from "glasshouse/dom.js";
+import { h, penOf, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
 import { decodeTensor } from "glasshouse/tensor.js";
+import { cut } from "glasshouse/widgets.js";
 
 const LETTER = 7.2; // pixels of a letter of a name
 const LARGEST = 26; // pixels of a cell
@@ -14,12 +15,11 @@ const TOP = 66; // pixels above for names of columns
 const LONGEST = 12; // letters of a name
 const FONT = "11.5px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 
-function cut(text, most) {
-  const letters = [...text];
-  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
-}
-
-/** Draw a piece; returns an element with `close()`. */
+/**
+ * Draw a piece; returns an element with `close()`.
+ * @param {MatrixPiece} piece
+ * @returns {DrawnPiece}
+ */
 export function matrix(piece) {
   const {
     shape: [rows, columns],
@@ -82,9 +82,10 @@ export function matrix(piece) {
     Object.assign(canvas, { width: Math.round(wide * fine), height: Math.round(high * fine) });
     canvas.style.setProperty("width", `${wide}px`);
     canvas.style.setProperty("height", `${high}px`);
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     pen.scale(fine, fine);
     const style = getComputedStyle(box);
+    /** @type {(name: string) => string} */
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     for (let i = 0; i < rows; i += 1) {
       for (let j = 0; j < columns; j += 1) {
@@ -111,6 +112,7 @@ export function matrix(piece) {
       pen.fillText(text, left - 6, top + (i + 0.5) * tall);
     }
     nameColumns(pen, colour);
+    /** @type {(row: number, column: number, count: number, name: string) => void} */
     const mark = (row, column, count, name) => {
       pen.strokeStyle = colour(name);
       pen.lineWidth = 2;
@@ -120,6 +122,10 @@ export function matrix(piece) {
     if (cursor.on) mark(cursor.row, cursor.column, 1, "accent");
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} pen
+   * @param {(name: string) => string} colour
+   */
   function nameColumns(pen, colour) {
     pen.textAlign = "left";
     pen.fillStyle = colour("ink");
@@ -139,13 +145,18 @@ export function matrix(piece) {
     for (let j = 0; j < columns; j += every) pen.fillText(String(j), left + (j + 0.5) * cell, top - 9);
   }
 
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
   function tell(row, column) {
     Object.assign(cursor, { row, column });
     const value = data[row * columns + column];
+    /** @type {(names: string[], i: number, what: string) => string} */
     const name = (names, i, what) => (names.length ? `“${names[i]}”` : `${what || "row"} ${i}`);
     const at = `${name(piece.rows, row, down)}, ${name(piece.columns, column, across || "column")}`;
     put(said, `${at}: ${Number.isFinite(value) ? short(value) : "masked"}`);
-    said.dataset.value = value;
+    said.dataset.value = String(value);
   }
 
   box.addEventListener("pointermove", (event) => {
@@ -156,6 +167,7 @@ export function matrix(piece) {
     const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!by) return;
     event.preventDefault();
+    /** @type {(value: number, size: number) => number} */
     const within = (value, size) => Math.max(0, Math.min(size - 1, value));
     if (cursor.on) tell(within(cursor.row + by[0], rows), within(cursor.column + by[1], columns));
     else tell(cursor.row, cursor.column);
@@ -174,9 +186,10 @@ export function matrix(piece) {
   });
   watch.observe(box);
   const endTheme = onTheme(draw);
-  node.close = () => {
-    watch.disconnect();
-    endTheme();
-  };
-  return node;
+  return Object.assign(node, {
+    close() {
+      watch.disconnect();
+      endTheme();
+    },
+  });
 }

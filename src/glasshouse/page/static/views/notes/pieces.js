@@ -10,13 +10,21 @@ const SERIES = ["var(--series-1)", "var(--series-2)", "var(--series-3)", "var(--
 const SIDE = 13; // pixels of a box of a shape for each power of two
 const DIAL = 40; // pixels of the radius of a dial
 
-/** A number in few digits, or a whole one in full; the exact one in data-value. */
+/**
+ * A number in few digits, or a whole one in full; the exact one in data-value.
+ * @param {number | null} value
+ * @returns {string}
+ */
 function number(value) {
   const isWhole =
     typeof value === "number" && (Number.isInteger(value) || (Math.abs(value) >= 1000 && Math.abs(value) < 1e6));
   return isWhole ? Math.round(value).toLocaleString("en").replace("-", "−") : short(value);
 }
 
+/**
+ * @param {BarsPiece} piece
+ * @returns {HTMLElement}
+ */
 function bars(piece) {
   const most = piece.most || Math.max(...piece.rows.map(([, value]) => Math.abs(value)), 1e-12);
   const rows = piece.rows.map(([name, value]) => ({
@@ -30,28 +38,36 @@ function bars(piece) {
   return h("figure", { class: "piece" }, h("figcaption", {}, piece.title), barRows(rows, { label: piece.title }));
 }
 
+/**
+ * @param {LinesPiece} piece
+ * @returns {DrawnPiece}
+ */
 function lines(piece) {
   const node = chart({ title: piece.title, along: piece.along, height: 180 });
   const series = piece.series.map(({ name, x, y }, i) => {
-    const there = y.map((value, at) => [x[at], value]).filter(([, value]) => value !== null);
+    const there = y.flatMap((value, i) => (value === null ? [] : [{ at: x[i], value }]));
     return {
       name,
       colour: SERIES[i % SERIES.length],
-      x: there.map(([at]) => at),
-      y: there.map(([, value]) => value),
+      x: there.map(({ at }) => at),
+      y: there.map(({ value }) => value),
       dots: there.length < 30,
     };
   });
   const places = series.flatMap((one) => one.x);
   node.show({ series, log: piece.log, from: Math.min(...places), to: Math.max(...places) });
   const figure = h("div", { class: "piece" }, node, h("p", { class: "axis quiet" }, piece.along));
-  figure.close = () => node.close();
-  return figure;
+  return Object.assign(figure, { close: () => node.close() });
 }
 
 const WIDE = 6; // columns that fit in half the width
 
+/**
+ * @param {TablePiece} piece
+ * @returns {HTMLElement}
+ */
 function table(piece) {
+  /** @type {(value: string | number | null) => HTMLElement} */
   const cell = (value) =>
     typeof value === "number"
       ? h("td", { class: "number", data: { value } }, number(value))
@@ -85,6 +101,10 @@ function table(piece) {
   );
 }
 
+/**
+ * @param {FactsPiece} piece
+ * @returns {HTMLElement}
+ */
 function facts(piece) {
   return h(
     "dl",
@@ -100,6 +120,10 @@ function facts(piece) {
   );
 }
 
+/**
+ * @param {TokensPiece} piece
+ * @returns {HTMLElement}
+ */
 function tokens(piece) {
   return h(
     "figure",
@@ -113,9 +137,15 @@ function tokens(piece) {
   );
 }
 
-/** Boxes in proportion, on a scale of powers of two: x [6×64] · W [64×32] = q [6×32]. */
+/**
+ * Boxes in proportion, on a scale of powers of two: x [6×64] · W [64×32] = q [6×32].
+ * @param {ShapesPiece} piece
+ * @returns {HTMLElement}
+ */
 function shapes(piece) {
+  /** @type {(n: number) => string} */
   const size = (n) => `${SIDE * (1 + Math.log2(Math.max(1, n)) / 2)}px`;
+  /** @type {(part: [string, number[]]) => HTMLElement} */
   const box = ([name, shape]) => {
     const [rows, columns] = shape.slice(-2);
     return h(
@@ -127,6 +157,7 @@ function shapes(piece) {
     );
   };
   const count = piece.parts.length;
+  /** @type {(i: number) => HTMLElement | null} */
   const sign = (i) =>
     i === count - 1 ? null : h("span", { class: "sign" }, count === 2 ? "→" : i === count - 2 ? "=" : "·");
   const said = piece.parts.map(([name, shape]) => `${name}, ${shape.join(" by ")}`).join("; ");
@@ -137,7 +168,12 @@ function shapes(piece) {
   );
 }
 
+/**
+ * @param {DialsPiece} piece
+ * @returns {HTMLElement}
+ */
 function dials(piece) {
+  /** @type {(end: [number, number], kind: string) => SVGElement} */
   const hand = ([x, y], kind) => s("line", { x1: 0, y1: 0, x2: DIAL * x, y2: -DIAL * y, class: kind });
   return h(
     "div",
@@ -165,6 +201,7 @@ function dials(piece) {
   );
 }
 
+/** @type {{ [K in Piece["kind"]]: (piece: Extract<Piece, { kind: K }>) => DrawnPiece }} */
 const KINDS = {
   matrix,
   bars,
@@ -177,12 +214,22 @@ const KINDS = {
   text: (piece) => h("p", { class: "piece said" }, piece.text),
 };
 
-/** Draw a piece; the element may have `close()`. */
+/**
+ * Draw a piece; the element may have `close()`.
+ * @param {Piece} piece
+ * @returns {DrawnPiece}
+ */
 export function draw(piece) {
-  return KINDS[piece.kind](piece);
+  /** @type {Record<string, (piece: any) => DrawnPiece>} */
+  const kinds = KINDS; // each takes its own kind, which the compiler cannot follow
+  return kinds[piece.kind](piece);
 }
 
-/** A sentence with `code` and **strong** words. */
+/**
+ * A sentence with `code` and **strong** words.
+ * @param {string | number} text
+ * @returns {Child[]}
+ */
 export function inline(text) {
   return String(text)
     .split(/(`[^`]+`|\*\*[^*]+\*\*|\[[^\]]+\]\([^)]+\))/)

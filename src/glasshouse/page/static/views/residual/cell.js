@@ -6,11 +6,15 @@ import { bars, panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { chosenRow } from "glasshouse/views/residual/selection.js";
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function cell(context) {
   const list = h("div", { data: { testid: "cell" } });
   const facts = h("p", { class: "quiet", role: "status", data: { testid: "cell-facts" } });
   const node = panel("The selected cell", null, list, facts);
-  const title = node.querySelector("h2");
+  const title = /** @type {HTMLElement} */ (node.querySelector("h2"));
   return {
     node,
     async draw() {
@@ -42,7 +46,8 @@ export function cell(context) {
           { label: "top predictions" },
         ),
       );
-      const [entropy, rank, loss] = ["entropy", "rank", "loss"].map((name) => decodeTensor(found[name]).data[0]);
+      const [entropy, rank, loss] = [found.entropy, found.rank, found.loss].map((one) => decodeTensor(one).data[0]);
+      /** @type {Child[]} */
       const said = [
         h("span", { data: { testid: "cell-entropy", value: entropy } }, `entropy ${short(entropy)} nats`),
       ];

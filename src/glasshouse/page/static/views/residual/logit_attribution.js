@@ -8,6 +8,10 @@ import { row, decodeTensor } from "glasshouse/tensor.js";
 const CANDIDATES = 12;
 const LARGEST = 10;
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function logitAttribution(context) {
   const said = chooser("token", "attributed-token", (residual_token) => context.set({ residual_token }));
   const incorrect = chooser("minus logit of", "incorrect-token", (residual_incorrect_token) =>
@@ -23,6 +27,7 @@ export function logitAttribution(context) {
   });
   const chosen = h("p", { class: "quiet", role: "status", data: { testid: "attribution-chosen" } });
   const list = h("div", { data: { testid: "largest" } });
+  /** @type {(kind: string, text: string) => HTMLElement} */
   const swatch = (kind, text) => h("span", {}, h("i", { class: `sum-${kind}` }), text);
   const cross = context.model.kind === "seq2seq" ? swatch("cross", "cross-attention head") : null;
   const legend = h(
@@ -53,19 +58,16 @@ export function logitAttribution(context) {
     ),
   );
 
+  /** @param {KeyboardEvent} event */
   function walk(event) {
     const { layer, head } = context.state;
-    const to = {
-      ArrowLeft: { head: head - 1 },
-      ArrowRight: { head: head + 1 },
-      ArrowUp: { layer: layer + 1 },
-      ArrowDown: { layer: layer - 1 },
-    }[event.key];
-    if (!to) return;
+    const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] }[event.key];
+    if (!by) return;
     event.preventDefault();
+    /** @type {(value: number, most: number) => number} */
     const clamp = (value, most) => Math.max(0, Math.min(most, value));
-    if ("head" in to) context.set({ head: clamp(to.head, context.model.n_heads - 1) });
-    else context.set({ layer: clamp(to.layer, context.model.n_layers - 1) });
+    if (by[1]) context.set({ head: clamp(head + by[1], context.model.n_heads - 1) });
+    else context.set({ layer: clamp(layer + by[0], context.model.n_layers - 1) });
   }
 
   return {
@@ -73,6 +75,7 @@ export function logitAttribution(context) {
     async draw() {
       const { residual_token, residual_incorrect_token, layer, head } = context.state;
       const here = { forward_pass: context.forwardPass(), position: context.token };
+      /** @type {RequestBody} */
       const body = { ...here };
       if (Number.isInteger(residual_token)) body.token = residual_token;
       if (Number.isInteger(residual_incorrect_token)) body.incorrect_token = residual_incorrect_token;
@@ -87,8 +90,9 @@ export function logitAttribution(context) {
       chart.classList.toggle("few", groups.length <= 7);
       put(chart, drawn(context, groups, found));
       const lit = parts.filter((one) => one.layer === layer && (one.kind === "ffn" || one.head === head));
+      /** @type {(one: Contribution) => string} */
       const called = (one) =>
-        ({ ffn: "feed-forward", cross: `cross-attention head ${one.head}` })[one.kind] ?? `head ${one.head}`;
+        one.kind === "ffn" ? "feed-forward" : `${one.kind === "cross" ? "cross-attention " : ""}head ${one.head}`;
       put(
         chosen,
         `Layer ${layer}: `,
@@ -121,14 +125,21 @@ export function logitAttribution(context) {
   };
 }
 
-/** A select of candidate tokens, or none. `show(rows, id, none)` sets the options and the selection. */
+/**
+ * A select of candidate tokens, or none. `show(rows, id, none)` sets the options and the selection.
+ * @param {string} label
+ * @param {string} testid
+ * @param {(id: number | undefined) => void} onchange
+ * @returns {TokenChooser}
+ */
 function chooser(label, testid, onchange) {
   const node = h("select", {
     "aria-label": label,
     data: { testid },
     on: { change: () => onchange(node.value === "" ? undefined : Number(node.value)) },
   });
-  node.show = (rows, id, none) => {
+  /** @type {TokenChooser["show"]} */
+  const show = (rows, id, none) => {
     const options = [
       h("option", { value: "" }, none),
       ...rows.map((one) => h("option", { value: one.id }, `${one.text} · ${percent(one.probability)}`)),
@@ -136,38 +147,59 @@ function chooser(label, testid, onchange) {
     if (Number.isInteger(id) && !rows.some((one) => one.id === id))
       options.push(h("option", { value: id }, `id ${id}`));
     put(node, options);
-    node.value = Number.isInteger(id) ? id : "";
+    node.value = Number.isInteger(id) ? String(id) : "";
   };
-  return node;
+  return Object.assign(node, { show });
 }
 
+/**
+ * @param {number} value
+ * @returns {string}
+ */
 function signed(value) {
   return value > 0 ? `+${short(value)}` : short(value);
 }
 
+/**
+ * @param {ViewContext} context
+ * @param {Contribution} part
+ * @returns {boolean}
+ */
 function isChosen(context, part) {
   return part.layer === context.state.layer && part.head === context.state.head;
 }
 
+/**
+ * @param {ViewContext} context
+ * @param {Contribution} part
+ */
 function choose(context, { layer, head }) {
   context.set(head === undefined ? { layer } : { layer, head });
 }
 
-/** Contributions by row, the lowest first: embedding and biases, then each layer. */
+/**
+ * Contributions by row, the lowest first: embedding and biases, then each layer.
+ * @param {LogitAttribution} found
+ * @returns {ContributionGroup[]}
+ */
 function layersOf(found) {
   const heads = decodeTensor(found.heads);
   const cross = found.cross_heads ? decodeTensor(found.cross_heads) : null;
+  /** @type {(tensor: Tensor, kind: Contribution["kind"], name: string, layer: number) => Contribution[]} */
   const each = (tensor, kind, name, layer) =>
     Array.from(row(tensor, layer), (value, head) => ({ kind, name: `${name} ${layer}.${head}`, layer, head, value }));
+  /** @type {Contribution[]} */
   const start = [
     { kind: "start", name: "embed", value: found.embedding },
     { kind: "start", name: "biases", value: found.bias },
   ];
+  /** @type {Contribution[][]} */
   const layers = Array.from(decodeTensor(found.feedforward).data, (value, layer) => [
     ...each(heads, "heads", "head", layer),
     ...(cross ? each(cross, "cross", "cross head", layer) : []),
     { kind: "ffn", name: `ffn ${layer}`, layer, value },
   ]);
+  /** @type {(parts: Contribution[]) => number} */
   const adding = (parts) => parts.reduce((total, one) => total + one.value, 0);
   return [
     { name: "start", parts: start, adds: adding(start) },
@@ -175,15 +207,25 @@ function layersOf(found) {
   ];
 }
 
-/** Stacked bar chart, the last layer on top: contributions of each layer and the running sum. */
+/**
+ * Stacked bar chart, the last layer on top: contributions of each layer and the running sum.
+ * @param {ViewContext} context
+ * @param {ContributionGroup[]} groups
+ * @param {LogitAttribution} found
+ * @returns {Child[]}
+ */
 function drawn(context, groups, found) {
+  /** @type {(side: number) => number} */
   const reach = (side) =>
     Math.max(...groups.map(({ parts }) => parts.reduce((total, one) => total + Math.max(0, side * one.value), 0)));
   const [near, far] = [reach(-1), reach(1)];
   const span = far + near || 1;
   const zero = near / span;
   let running = 0;
-  const sums = groups.map(({ adds }) => (running += adds));
+  const sums = groups.map(({ adds }) => {
+    running += adds;
+    return running;
+  });
   const low = Math.min(0, ...sums);
   const whole = Math.max(0, ...sums) - low || 1;
   const lines = groups.map(({ name, layer, parts, adds }, i) => {
@@ -234,7 +276,14 @@ function drawn(context, groups, found) {
   return [top, total, lines.reverse()];
 }
 
-/** Contributions of one layer: positive ones to the right of zero, negative ones to the left. */
+/**
+ * Contributions of one layer: positive ones to the right of zero, negative ones to the left.
+ * @param {ViewContext} context
+ * @param {Contribution[]} parts
+ * @param {number} zero
+ * @param {number} span
+ * @returns {HTMLElement[]}
+ */
 function segments(context, parts, zero, span) {
   let right = zero;
   let left = zero;
@@ -245,7 +294,7 @@ function segments(context, parts, zero, span) {
     else left -= size;
     const on = isChosen(context, one);
     const properties = {
-      class: `segment sum-${one.kind}${on ? " chosen" : ""}${one.head % 2 ? " odd" : ""}`,
+      class: `segment sum-${one.kind}${on ? " chosen" : ""}${(one.head ?? 0) % 2 ? " odd" : ""}`,
       style: { left: `${100 * at}%`, width: `${100 * size}%` },
       title: `${one.name}: ${signed(one.value)}`,
       data: { part: one.name, value: one.value },

@@ -6,6 +6,10 @@ import { bars, panel } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { chosenRow, rowName, select } from "glasshouse/views/residual/selection.js";
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function normByLayer(context) {
   const list = h("div", { class: "norm-by-layer", data: { testid: "norms" } });
   const node = panel(

@@ -3,10 +3,16 @@
 import { short } from "glasshouse/number.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
-/** The endpoint, cells and colours of the table; `rescaled` is called when the colour scale changes. */
+/**
+ * The endpoint, cells and colours of the table; `rescaled` is called when the colour scale changes.
+ * @param {ViewContext} context
+ * @param {() => void} rescaled
+ * @returns {TableContent<"norms", { norm: number }>}
+ */
 export function norms(context, rescaled) {
   const head =
     context.model.head === "none" ? "This model has no head" : `The head of this model is ${context.model.head}`;
+  /** @type {[number, number] | null} */
   let span = null; // the smallest and the largest norm so far
 
   return {
@@ -17,7 +23,7 @@ export function norms(context, rescaled) {
     draw() {},
     /** A norm relative to the smallest and the largest; pale if all are about equal. */
     share({ norm }) {
-      const [low, high] = span;
+      const [low, high] = span ?? [0, 0];
       return high > 1.001 * low ? 0.08 + 0.84 * ((norm - low) / (high - low)) : 0.25;
     },
     figure: ({ norm }) => short(norm),

@@ -7,6 +7,10 @@ import { chosenRow, select } from "glasshouse/views/residual/selection.js";
 
 const SHOWN = 6;
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function similarity(context) {
   const list = h("div", { data: { testid: "similarity" } });
   const node = panel(

@@ -15,8 +15,14 @@ const WIDE = 128; // and at most
 const HIGH = 36;
 const SIDE = 74; // of the names of the layers
 
+/**
+ * @param {ViewContext} context
+ * @param {boolean} reads
+ * @returns {Part & { colour: () => void, close: () => void }}
+ */
 export function table(context, reads) {
-  const content = (reads ? logitLens : norms)(context, colourAll);
+  /** @type {TableContent<any, any>} */
+  const content = reads ? logitLens(context, colourAll) : norms(context, colourAll);
   const column = h("div", { class: "lens-column", "aria-hidden": "true" });
   const body = h("div", { class: "lens-body" }, column);
   const above = h("div", { class: "lens-above", hidden: !context.model.predicts_tokens });
@@ -39,6 +45,7 @@ export function table(context, reads) {
   const legend = h("div", { class: "legend", data: { testid: "lens-legend" } });
   const controls = h("div", { class: "controls" }, content.controls, legend);
   const node = panel(content.title, content.about, controls, box);
+  /** @type {Map<string, { node: HTMLElement, cells: DrawnCell<any>[] }>} */
   const tiles = new Map();
   let shown = ""; // the forward pass of the tiles
   let width = NARROW;
@@ -49,9 +56,10 @@ export function table(context, reads) {
     width = Math.max(NARROW, Math.min(WIDE, Math.floor((controls.clientWidth - SIDE - 3) / length)));
     for (const one of [above, body, below]) one.style.width = `${length * width}px`;
     body.style.height = `${rows * HIGH}px`;
-    box.setAttribute("aria-rowcount", rows);
-    box.setAttribute("aria-colcount", length);
+    box.setAttribute("aria-rowcount", String(rows));
+    box.setAttribute("aria-colcount", String(length));
     const labels = Array.from({ length: rows }, (_, i) => h("span", {}, rowName(rows - 1 - i)));
+    /** @type {(text: string) => HTMLElement} */
     const end = (text) => h("span", { class: "lens-end" }, text);
     put(
       names,
@@ -61,20 +69,25 @@ export function table(context, reads) {
     );
   }
 
-  /** The tiles in view, by name: the first row from the top and the first column. */
+  /**
+   * The tiles in view, by name: the first row from the top and the first column.
+   * @returns {Map<string, [number, number]>}
+   */
   function visibleTiles() {
     const left = Math.max(0, Math.floor(box.scrollLeft / width));
     const right = Math.min(context.row.length, Math.ceil((box.scrollLeft + box.clientWidth - SIDE) / width) + 1);
     const top = Math.max(0, Math.floor(box.scrollTop / HIGH) - 1);
     const bottom = Math.min(depth(context), Math.ceil((box.scrollTop + box.clientHeight) / HIGH));
+    /** @type {Map<string, [number, number]>} */
     const found = new Map();
     for (let r = Math.floor(top / ROWS) * ROWS; r < bottom; r += ROWS)
       for (let c = Math.floor(left / COLUMNS) * COLUMNS; c < right; c += COLUMNS) found.set(`${r} ${c}`, [r, c]);
     return found;
   }
 
+  /** @param {string} name */
   function remove(name) {
-    tiles.get(name).node.remove();
+    tiles.get(name)?.node.remove();
     tiles.delete(name);
   }
 
@@ -96,6 +109,13 @@ export function table(context, reads) {
     mark();
   }
 
+  /**
+   * @param {ForwardPass} forwardPass
+   * @param {string} name
+   * @param {number} r
+   * @param {number} c
+   * @returns {Promise<void>}
+   */
   async function load(forwardPass, name, r, c) {
     const key = shown;
     const rows = depth(context);
@@ -103,12 +123,12 @@ export function table(context, reads) {
     const layers = Array.from({ length: Math.min(rows - r, ROWS) }, (_, i) => rows - 1 - r - i);
     const found = await context.request(content.endpoint, { forward_pass: forwardPass, layers, start: c, stop });
     if (key !== shown || tiles.has(name)) return;
-    const cells = content.cells(found, stop - c);
+    const cells = content.cells(found, stop - c).map((line, i) => line.map((one, j) => make(one, layers[i], c + j)));
     const lines = layers.map((layer, i) =>
       h(
         "div",
         { class: "lens-row", role: "row", "aria-rowindex": rows - layer, style: { height: `${HIGH}px` } },
-        cells[i].map((one, j) => make(one, layer, c + j)),
+        cells[i].map((one) => one.node),
       ),
     );
     const tile = {
@@ -121,9 +141,15 @@ export function table(context, reads) {
     ends(found, c, stop);
   }
 
-  /** Target tokens above and input tokens below the columns of a tile. */
+  /**
+   * Target tokens above and input tokens below the columns of a tile.
+   * @param {LensResponse | NormsResponse} found
+   * @param {number} start
+   * @param {number} stop
+   */
   function ends(found, start, stop) {
     if (below.querySelector(`[data-start="${start}"]`)) return;
+    /** @type {(tokens: (Token | null)[], kind: string) => HTMLElement} */
     const strip = (tokens, kind) =>
       h(
         "div",
@@ -137,7 +163,7 @@ export function table(context, reads) {
         ),
       );
     below.append(strip(context.row.slice(start, stop), "lens-token"));
-    if (found.targets)
+    if ("targets" in found)
       above.append(
         strip(
           found.targets.map((id) => (id === null ? null : found.token_info[id])),
@@ -146,11 +172,18 @@ export function table(context, reads) {
       );
   }
 
+  /** @type {(row: number, place: number) => string} */
   const idOf = (row, place) => `lens-${context.checkpoint}-${row}-${place}`;
 
+  /**
+   * @param {TableCell<any>} one
+   * @param {number} row
+   * @param {number} place
+   * @returns {DrawnCell<any>}
+   */
   function make(one, row, place) {
-    one.figure = h("span", { class: "lens-figure" });
-    one.node = h(
+    const figure = h("span", { class: "lens-figure" });
+    const cell = h(
       "div",
       {
         class: "lens-cell",
@@ -162,11 +195,12 @@ export function table(context, reads) {
         style: { width: `${width}px` },
       },
       one.word === undefined ? null : h("span", { class: "lens-word" }, one.word),
-      one.figure,
+      figure,
     );
-    return one.node;
+    return { node: cell, figure, data: one.data };
   }
 
+  /** @param {{ cells: DrawnCell<any>[] }} tile */
   function colour({ cells }) {
     for (const { node: cell, figure, data } of cells) {
       const share = content.share(data);
@@ -201,9 +235,8 @@ export function table(context, reads) {
     one?.setAttribute("aria-selected", "true");
     below.querySelector(`[data-place="${context.token}"]`)?.classList.add("lens-chosen");
     box.setAttribute("aria-activedescendant", one ? id : "");
-    [...names.querySelectorAll("span:not(.lens-end)")].forEach((name, i) =>
-      name.classList.toggle("lens-chosen", depth(context) - 1 - i === number),
-    );
+    for (const [i, name] of names.querySelectorAll("span:not(.lens-end)").entries())
+      name.classList.toggle("lens-chosen", depth(context) - 1 - i === number);
   }
 
   /** Bring the selected cell into view. */
@@ -216,7 +249,8 @@ export function table(context, reads) {
       box.scrollTop = top - box.clientHeight / 2;
   }
 
-  let waiting = null;
+  /** @type {number | undefined} */
+  let waiting;
   function scrolled() {
     clearTimeout(waiting);
     waiting = setTimeout(async () => {
@@ -231,11 +265,14 @@ export function table(context, reads) {
     }, 40);
   }
 
+  /** @param {ElementEvent<MouseEvent>} event */
   function picked(event) {
     const one = event.target.closest("[data-place]");
-    if (one) select(context, Number(one.dataset.place), one.dataset.row && Number(one.dataset.row));
+    const row = one?.dataset.row;
+    if (one) select(context, Number(one.dataset.place), row === undefined ? undefined : Number(row));
   }
 
+  /** @param {KeyboardEvent} event */
   function walk(event) {
     const number = chosenRow(context);
     const to = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];

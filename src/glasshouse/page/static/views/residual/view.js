@@ -11,10 +11,15 @@ import { chosenRow } from "glasshouse/views/residual/selection.js";
 import { logitAttribution } from "glasshouse/views/residual/logit_attribution.js";
 import { table } from "glasshouse/views/residual/table.js";
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const reads = context.model.predicts_tokens || context.model.head === "token_classification";
   const first = table(context, reads);
-  const facts = [reads ? cell(context) : null, normByLayer(context), similarity(context)].filter(Boolean);
+  const facts = [...(reads ? [cell(context)] : []), normByLayer(context), similarity(context)];
   const last = context.model.predicts_tokens ? [logitAttribution(context)] : [];
   const parts = [first, ...facts, ...last];
   const code = h("div", {});
@@ -51,7 +56,12 @@ export function mount(context, root) {
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {ViewContext} context
+ * @param {boolean} reads
+ * @returns {Promise<string>}
+ */
 async function inPython(context, reads) {
   const { lines, inputs } = preamble(context);
   const { predicts_tokens, kind } = context.model;

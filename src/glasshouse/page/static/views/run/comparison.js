@@ -5,8 +5,12 @@ import { h, put } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
 import { placeholder, panel, token } from "glasshouse/widgets.js";
 import { row, decodeTensor } from "glasshouse/tensor.js";
-import { store } from "glasshouse/views/run/metrics_store.js";
+import { latest } from "glasshouse/views/run/metrics_store.js";
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function comparison(context) {
   const one = h("select", { "aria-label": "first checkpoint", data: { testid: "compare-one" } });
   const other = h("select", { "aria-label": "second checkpoint", data: { testid: "compare-other" } });
@@ -40,14 +44,15 @@ export function comparison(context) {
   return {
     node,
     async draw() {
-      const names = store.latest.checkpoints.map((checkpoint) => checkpoint.name);
+      const names = latest().checkpoints.map((checkpoint) => checkpoint.name);
       const { compare_with: compareWith } = context.state;
       go.disabled = names.length < 2;
       stop.hidden = !compareWith;
-      for (const [select, value] of [
-        [one, compareWith ? context.checkpoint : names[0]],
-        [other, compareWith || names.at(-1)],
-      ]) {
+      const pairs = [
+        { select: one, value: compareWith ? context.checkpoint : names[0] },
+        { select: other, value: compareWith || names[names.length - 1] },
+      ];
+      for (const { select, value } of pairs) {
         put(
           select,
           names.map((name) => h("option", { value: name }, name)),
@@ -72,12 +77,20 @@ export function comparison(context) {
   };
 }
 
+/** @type {(share: number) => { background: string, color: string }} */
 const coloured = (share) => ({ background: shade(share), color: ink(share) });
 
-/** The mean loss at both checkpoints. */
+/**
+ * The mean loss at both checkpoints.
+ * @param {string} one
+ * @param {string} other
+ * @param {CheckpointComparison} told
+ * @returns {HTMLElement}
+ */
 function losses(one, other, told) {
   const [before, after] = told.losses;
   if (before === null) return h("p", {}, "Compared on the text above.");
+  /** @type {(name: string, value: number) => HTMLElement} */
   const figure = (name, value) => h("b", { data: { testid: name, value } }, short(value));
   return h(
     "p",
@@ -90,12 +103,17 @@ function losses(one, other, told) {
   );
 }
 
-/** KL divergence per token; empty where the model has no per-position logits. */
+/**
+ * KL divergence per token; empty where the model has no per-position logits.
+ * @param {CheckpointComparison} told
+ * @returns {Child[]}
+ */
 function words(told) {
   const divergence = decodeTensor(told.kl_divergence).data;
   const real = divergence.filter(Number.isFinite);
   if (!real.length) return [];
   const most = Math.max(1e-9, ...real);
+  /** @type {(one: Token, i: number) => HTMLElement} */
   const word = (one, i) => {
     const said = `${one.text}: ${short(divergence[i])} nats`;
     const node = token(one, {
@@ -114,7 +132,11 @@ function words(told) {
   ];
 }
 
-/** Attention and residual distances by layer. */
+/**
+ * Attention and residual distances by layer.
+ * @param {CheckpointComparison} told
+ * @returns {Child[]}
+ */
 function apart(told) {
   const stream = decodeTensor(told.residual_distance);
   const heads = decodeTensor(told.pattern_distance);

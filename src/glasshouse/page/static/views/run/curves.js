@@ -4,13 +4,14 @@ import { chart, nearest } from "glasshouse/chart.js";
 import { h, put } from "glasshouse/dom.js";
 import { short } from "glasshouse/number.js";
 import { choice, panel, slider } from "glasshouse/widgets.js";
-import { store } from "glasshouse/views/run/metrics_store.js";
+import { latest, store } from "glasshouse/views/run/metrics_store.js";
 import { openCheckpoint, whole } from "glasshouse/views/run/step.js";
 
 const PINNED = 300; // milliseconds without a key press before a step is pinned
 const ROWS = 40; // of the table of values
 const CALM = 0.6; // default smoothing
 
+/** @type {MetricChart[]} */
 const CHARTS = [
   {
     name: "loss",
@@ -53,9 +54,15 @@ const CHARTS = [
   },
 ];
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function curves(context) {
+  /** @type {number | null} */
   let passing = null; // the step under the pointer
-  let timer = null;
+  /** @type {number | undefined} */
+  let timer;
   const smooth = slider("smoothing", {
     min: 0,
     max: 0.99,
@@ -63,6 +70,7 @@ export function curves(context) {
     shown: (value) => value.toFixed(2),
     oninput: (value) => context.set({ run_smoothing: value }),
   });
+  /** @type {Choice<string>} */
   const scale = choice(
     "scale",
     [
@@ -73,11 +81,12 @@ export function curves(context) {
   );
   const readout = h("p", { class: "run-status", role: "status", data: { testid: "run-status" } });
   const go = h("p", { class: "controls" });
+  const listed = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "values by step" });
   const table = h(
     "details",
     { class: "as-table", on: { toggle: () => fill() } },
     h("summary", {}, "the values as a table"),
-    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "values by step" }),
+    listed,
   );
   const drawn = CHARTS.map((one) => ({
     ...one,
@@ -108,6 +117,10 @@ export function curves(context) {
     table,
   );
 
+  /**
+   * @param {number | null} step
+   * @param {boolean} [isKey]
+   */
   function moved(step, isKey = false) {
     passing = step;
     if (isKey) {
@@ -116,28 +129,30 @@ export function curves(context) {
     }
     mark();
   }
+  /** @param {number | null} step */
   function pin(step) {
     clearTimeout(timer);
     passing = null;
     if (context.state.run_step === step) mark();
-    else context.set({ run_step: step });
+    else context.set({ run_step: step ?? undefined });
   }
+  /** @returns {number | null} */
   function at() {
     const pinned = context.state.run_step;
-    return passing ?? (typeof pinned === "number" && pinned <= store.latest.step ? pinned : null);
+    return passing ?? (typeof pinned === "number" && pinned <= latest().step ? pinned : null);
   }
   function mark() {
     const step = at();
     for (const one of drawn) one.chart.mark(step);
-    const shown = step ?? store.latest.step;
-    const { steps_per_point: width } = store.latest;
+    const shown = step ?? latest().step;
+    const { steps_per_point: width } = latest();
     const begin = Math.max(1, Math.floor(shown / width) * width);
     const said = width > 1 && begin < shown ? `steps ${whole(begin)} to ${whole(shown)}` : `step ${whole(shown)}`;
     const values = written().map(([name, title]) => {
       const { mean, low, high } = store.curves[name];
       const i = placeOf(name, shown);
       if (i < 0) return null;
-      const range = low && low[i] !== high[i] ? ` (${short(low[i])} to ${short(high[i])})` : "";
+      const range = low && high && low[i] !== high[i] ? ` (${short(low[i])} to ${short(high[i])})` : "";
       return h("span", { data: { testid: `at-${name}`, value: mean[i] } }, `${title} ${precise(mean[i])}${range}`);
     });
     readout.hidden = go.hidden = !store.curves.loss;
@@ -150,7 +165,7 @@ export function curves(context) {
     );
   }
   function show() {
-    const { steps, step, status } = store.latest;
+    const { steps, step, status } = latest();
     const isLog = context.state.run_scale === "log";
     const calm = context.state.run_smoothing ?? CALM;
     const to = Math.max(1, status === "finished" ? step : Math.max(step, Math.min(steps ?? step, step * 4)));
@@ -186,6 +201,7 @@ export function curves(context) {
       steps.length <= ROWS
         ? steps
         : Array.from({ length: ROWS }, (_, i) => steps[Math.round((i * (steps.length - 1)) / (ROWS - 1))]);
+    /** @type {(name: string, step: number) => HTMLElement} */
     const cell = (name, step) => {
       const value = store.curves[name].mean[placeOf(name, step)];
       return value === undefined
@@ -193,7 +209,7 @@ export function curves(context) {
         : h("td", { class: "number", data: { value } }, precise(value));
     };
     put(
-      table.lastElementChild,
+      listed,
       h(
         "table",
         { data: { testid: "run-values" } },
@@ -232,30 +248,47 @@ export function curves(context) {
     grow: show,
     close() {
       clearTimeout(timer);
-      drawn.forEach((one) => one.chart.close());
+      for (const one of drawn) one.chart.close();
     },
   };
 }
 
+/**
+ * @param {string} name
+ * @returns {boolean}
+ */
 function isWritten(name) {
   return store.curves[name]?.step.length > 0;
 }
 
-/** The curves that have values, as [name, title]. */
+/**
+ * The curves that have values, as [name, title].
+ * @returns {[string, string][]}
+ */
 function written() {
+  /** @type {[string, string][]} */
   const all = CHARTS.flatMap((one) =>
     one.curves.map(([name, title]) => [name, one.name === "loss" ? `${title} loss` : title]),
   );
   return all.filter(([name]) => isWritten(name));
 }
 
-/** Where a curve has the value of a step; -1 where it has none. */
+/**
+ * Where a curve has the value of a step; -1 where it has none.
+ * @param {string} name
+ * @param {number} step
+ * @returns {number}
+ */
 function placeOf(name, step) {
   const steps = store.curves[name].step;
   const i = nearest(steps, step);
   return steps[i] === step ? i : -1;
 }
 
+/**
+ * @param {number} value
+ * @returns {string}
+ */
 function precise(value) {
   return Math.abs(value) >= 1e7 || (value !== 0 && Math.abs(value) < 1e-3)
     ? value.toExponential(3).replace("-", "−")

@@ -5,6 +5,10 @@ import { planPicture } from "glasshouse/plan.js";
 import { panel, placeholder } from "glasshouse/widgets.js";
 import { store } from "glasshouse/views/run/metrics_store.js";
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function plan(context) {
   const pick = h("select", {
     "aria-label": "GPU of the plan",
@@ -19,8 +23,10 @@ export function plan(context) {
     h("div", { class: "controls" }, h("label", {}, "GPU ", pick)),
     body,
   );
+  /** @type {Responses["plan"] | null} */
   let told = null;
   function show() {
+    /** @type {(name: string) => number | undefined} */
     const last = (name) => store.curves[name]?.mean.at(-1);
     if (told) picture.show(told.plan, { tokens_per_second: last("tokens_per_second"), memory: last("peak_memory") });
   }

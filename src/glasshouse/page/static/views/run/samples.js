@@ -12,9 +12,15 @@ const ABOUT = {
   seq2seq: "Predictions for the same validation sources at two checkpoints.",
 };
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function samples(context) {
+  /** @type {SampleLog | null} */
   let told = null;
-  const sides = ["run_left", "run_right"].map((name, side) => {
+  const names = /** @type {("run_left" | "run_right")[]} */ (["run_left", "run_right"]);
+  const sides = names.map((name, side) => {
     const steps = slider("step", {
       min: 0,
       max: 0,
@@ -22,7 +28,7 @@ export function samples(context) {
       shown: (i) => (told ? whole(told.steps[i] ?? 0) : ""),
       oninput: (i) => {
         show(side, i);
-        context.set({ [name]: told.steps[i] });
+        context.set({ [name]: told?.steps[i] });
       },
     });
     steps.dataset.testid = `sample-step-${side}`;
@@ -38,7 +44,12 @@ export function samples(context) {
   const note = h("p", { class: "quiet" });
   const node = panel("Samples", ABOUT[context.model.kind], body, note);
 
+  /**
+   * @param {number} side
+   * @param {number} i
+   */
   function show(side, i) {
+    if (!told) return;
     const { steps, text, go } = sides[side];
     steps.limit(told.steps.length - 1);
     steps.show(i);
@@ -46,7 +57,7 @@ export function samples(context) {
       text,
       told.samples[i].map((one) => written(one, context.model.kind)),
     );
-    text.dataset.step = told.steps[i];
+    text.dataset.step = String(told.steps[i]);
     put(go, openCheckpoint(context, told.steps[i], `look-at-sample-${side}`));
   }
   async function draw() {
@@ -67,17 +78,22 @@ export function samples(context) {
         body,
         sides.map((side) => side.node),
       );
-    const last = told.steps.length - 1;
-    sides.forEach(({ name }, side) => {
-      const chosen = told.steps.indexOf(context.state[name]);
-      show(side, chosen >= 0 ? chosen : side ? last : 0);
-    });
+    const { steps } = told;
+    for (const [side, { name }] of sides.entries()) {
+      const chosen = steps.indexOf(context.state[name] ?? -1);
+      show(side, chosen >= 0 ? chosen : side ? steps.length - 1 : 0);
+    }
     put(note, told.left_out ? `${plural(told.left_out, "checkpoint")} in between are omitted.` : "");
   }
   return { node, draw, grow: draw };
 }
 
-/** Input, prediction and reference. */
+/**
+ * Input, prediction and reference.
+ * @param {RunSample} one
+ * @param {Model["kind"]} kind
+ * @returns {HTMLElement}
+ */
 function written(one, kind) {
   if (kind === "decoder" && one.reference === undefined)
     return h(
@@ -86,6 +102,7 @@ function written(one, kind) {
       h("span", { class: "quiet" }, one.prompt),
       one.text || h("span", { class: "quiet" }, " (nothing)"),
     );
+  /** @type {(name: string, text: string, isOwn?: boolean) => HTMLElement} */
   const line = (name, text, isOwn) =>
     h("div", {}, h("dt", {}, name), h("dd", { class: isOwn ? "own" : "", dir: "auto" }, text || "(nothing)"));
   const [input, prediction, reference] = {

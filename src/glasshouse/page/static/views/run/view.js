@@ -14,6 +14,11 @@ import { status } from "glasshouse/views/run/status.js";
 
 const OFTEN = 2000; // milliseconds between polls of an unfinished run
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const { checkpoint, compare_with: compareWith } = context.state;
   // With two checkpoints the page mounts each view twice, but there is one run.
@@ -37,7 +42,7 @@ export function mount(context, root) {
       // retried at the next poll
     }
   }
-  const timer = isSaved ? null : setInterval(look, OFTEN);
+  const timer = isSaved ? undefined : setInterval(look, OFTEN);
   return {
     async draw(changed) {
       put(code, python(inPython(context)));
@@ -46,12 +51,16 @@ export function mount(context, root) {
     },
     close() {
       clearInterval(timer);
-      parts.forEach((part) => part.close?.());
+      for (const part of parts) part.close?.();
     },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {ViewContext} context
+ * @returns {string}
+ */
 function inPython(context) {
   const { text, appended, masked, compare_with: compareWith } = context.state;
   const isPlain = context.tokens.text && context.model.tokenizer && !appended.length && !masked.length;

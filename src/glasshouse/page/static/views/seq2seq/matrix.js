@@ -8,24 +8,32 @@ import { selection } from "glasshouse/views/seq2seq/selection.js";
 
 const NUMBERED = 14; // columns up to which each cell says its number
 
+/**
+ * @param {ViewContext} context
+ * @returns {{ node: HTMLElement, draw: (given: Tensor, first: Record<"source" | "target", number>) => void, close: () => void }}
+ */
 export function matrix(context) {
+  /** @type {Tensor | null} */
   let weights = null; // [target, source]
-  let from = null; // the first tokens of both sides
+  /** @type {Record<"source" | "target", number>} */
+  let from = { source: 0, target: 0 }; // the first tokens of both sides
   const box = h("div", { class: "scroll al-matrix", data: { testid: "seq2seq-matrix" } });
   const legend = h("p", { class: "legend" });
   const node = h("div", { class: "al-part" }, h("h3", {}, "Attention matrix"), box, legend);
 
-  function fill() {
-    const [high, wide] = weights.shape;
+  /** @param {Tensor} shown */
+  function fill(shown) {
+    const [high, wide] = shown.shape;
     const { target: selected, source: key } = selection(context);
     const isNumbered = wide <= NUMBERED;
-    const most = Math.max(1e-9, ...weights.data);
+    const most = Math.max(1e-9, ...shown.data);
     const source = context.tokens.source.slice(from.source, from.source + wide);
     const target = context.tokens.target.slice(from.target, from.target + high);
     const isShown =
       selected >= from.target && selected < from.target + high && key >= from.source && key < from.source + wide;
+    /** @type {(t: number, k: number) => HTMLElement} */
     const cell = (t, k) => {
-      const value = weights.data[t * wide + k];
+      const value = shown.data[t * wide + k];
       const [y, x] = [from.target + t, from.source + k];
       const on = y === selected && x === key;
       const style = { background: shade(value / most), color: ink(value / most) };
@@ -93,11 +101,13 @@ export function matrix(context) {
     );
   }
 
+  /** @param {ElementEvent<MouseEvent>} event */
   function pick(event) {
     const cell = event.target.closest("td[data-t]");
     if (cell) context.set({ token: Number(cell.dataset.t), key: Number(cell.dataset.k) });
   }
 
+  /** @param {ElementEvent<KeyboardEvent>} event */
   function walk(event) {
     const by = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
     const cell = event.target.closest("td[data-t]");
@@ -112,8 +122,10 @@ export function matrix(context) {
     node,
     draw(given, first) {
       [weights, from] = [given, first];
-      fill();
+      fill(given);
     },
-    close: onTheme(() => weights && fill()),
+    close: onTheme(() => {
+      if (weights) fill(weights);
+    }),
   };
 }

@@ -7,15 +7,24 @@ import { drawTree, OUTCOMES } from "glasshouse/views/seq2seq/tree.js";
 
 const MANY = 48; // leaves above which pruned beams are hidden by default
 
+/**
+ * @param {ViewContext} context
+ * @returns {{ beams: number, penalty: number }}
+ */
 export function searched(context) {
   const { seq2seq_beams: beams, seq2seq_length_penalty: penalty } = context.state;
   return {
-    beams: Number.isInteger(beams) && beams >= 2 && beams <= 8 ? beams : 4,
+    beams: beams !== undefined && Number.isInteger(beams) && beams >= 2 && beams <= 8 ? beams : 4,
     penalty: typeof penalty === "number" ? penalty : 1,
   };
 }
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function search(context) {
+  /** @type {BeamTree | null} */
   let told = null;
   const count = slider("beams", {
     min: 2,
@@ -55,11 +64,12 @@ export function search(context) {
     h("span", {}, "percent: probability of the token given its prefix"),
   );
   const hypotheses = h("div", { class: "scroll", data: { testid: "hypotheses" } });
+  const steps = h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "steps of the search" });
   const all = h(
     "details",
     { class: "as-table", on: { toggle: () => fill() } },
     h("summary", {}, "every step of the search as a table"),
-    h("div", { class: "scroll", tabindex: "0", role: "group", "aria-label": "steps of the search" }),
+    steps,
   );
   const node = panel(
     "Beam search",
@@ -74,13 +84,14 @@ export function search(context) {
 
   function fill() {
     if (!all.open || !told) return;
-    const rows = told.nodes.map((one) =>
+    const { nodes } = told;
+    const rows = nodes.map((one) =>
       h(
         "tr",
         {},
         h("td", { class: "number" }, String(one.step)),
         h("td", {}, token(one)),
-        h("td", {}, one.parent === null ? "start" : written(one.parent)),
+        h("td", {}, one.parent === null ? "start" : written(nodes, one.parent)),
         h("td", { class: "number", data: { value: one.logprob } }, percent(Math.exp(one.logprob))),
         h("td", { class: "number", data: { value: one.total } }, short(one.total)),
         h("td", { class: "number", data: { value: one.score } }, short(one.score)),
@@ -88,7 +99,7 @@ export function search(context) {
       ),
     );
     put(
-      all.lastElementChild,
+      steps,
       h(
         "table",
         { data: { testid: "nodes" } },
@@ -108,21 +119,38 @@ export function search(context) {
     );
   }
 
-  function written(at) {
+  /**
+   * @param {BeamNode[]} nodes
+   * @param {number} at
+   * @returns {HTMLElement}
+   */
+  function written(nodes, at) {
+    /** @type {string[]} */
     const path = [];
-    for (let one = at; one !== null; one = told.nodes[one].parent) path.unshift(told.nodes[one].text);
+    /** @type {number | null} */
+    let one = at;
+    while (one !== null) {
+      path.unshift(nodes[one].text);
+      one = nodes[one].parent;
+    }
     return h("span", { class: "al-after" }, path.slice(-6).join(""));
   }
 
+  /** @param {number[]} ids */
   function choose(ids) {
     context.set({ target: "", appended: ids, token: -1 });
   }
 
+  /**
+   * @param {Hypothesis} one
+   * @returns {boolean}
+   */
   function isShown(one) {
     return !context.state.target && JSON.stringify(context.state.appended) === JSON.stringify(one.ids);
   }
 
-  function list() {
+  /** @param {BeamTree} found */
+  function list(found) {
     put(
       hypotheses,
       h(
@@ -140,7 +168,7 @@ export function search(context) {
         h(
           "tbody",
           {},
-          told.hypotheses.map((one, i) =>
+          found.hypotheses.map((one, i) =>
             h(
               "tr",
               { class: isShown(one) ? "on" : "" },
@@ -185,6 +213,7 @@ export function search(context) {
       count.show(beams);
       penalty.show(power);
       const forwardPass = context.forwardPass();
+      /** @type {RequestBody} */
       const body = { forward_pass: { ...forwardPass, prompt: { text: forwardPass.prompt.text } } };
       if (beams !== 4) body.beams = beams;
       if (power !== 1) body.length_penalty = power;
@@ -198,7 +227,7 @@ export function search(context) {
           ? drawTree(told, pruned.checked, choose)
           : placeholder("The search found no hypothesis: every continuation is forbidden."),
       );
-      list();
+      list(told);
       fill();
     },
   };

@@ -1,10 +1,15 @@
 // The selection: weights of one head, the mean of a layer or of all layers, and a token on each side.
 
+/**
+ * @param {ViewContext} context
+ * @returns {{ of: "head" | "layer" | "all", layer: number, head: number, target: number, source: number }}
+ */
 export function selection(context) {
-  const of = ["head", "layer"].includes(context.state.seq2seq_scope) ? context.state.seq2seq_scope : "all";
+  const { seq2seq_scope: scope } = context.state;
+  /** @type {(value: number, size: number) => number} */
   const within = (value, size) => Math.max(0, Math.min(size - 1, value));
   return {
-    of,
+    of: scope === "head" || scope === "layer" ? scope : "all",
     layer: within(context.state.layer, context.model.n_layers),
     head: within(context.state.head, context.model.n_heads),
     target: context.token,

@@ -9,12 +9,17 @@ const SHOWN = 12; // candidates
 const MERGES = 200; // replayed at most
 const BEAT = 500; // milliseconds between merges when they play
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const parts = [
     nextToken(context),
-    context.model.has_merges ? wordMerges(context) : null,
-    context.model.tokenizer ? trainBpe(context) : null,
-  ].filter(Boolean);
+    ...(context.model.has_merges ? [wordMerges(context)] : []),
+    ...(context.model.tokenizer ? [trainBpe(context)] : []),
+  ];
   const [first, ...others] = parts.map((part) => part.node);
   root.append(h("div", { class: "columns" }, first, h("div", { class: "view" }, others)));
   const code = h("div", {});
@@ -26,11 +31,17 @@ export function mount(context, root) {
       await Promise.all(others.map((part) => part.draw(changed)));
       put(code, python(await inPython(context)));
     },
-    close: () => parts.forEach((part) => part.close?.()),
+    close() {
+      for (const part of parts) part.close?.();
+    },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {ViewContext} context
+ * @returns {Promise<string>}
+ */
 async function inPython(context) {
   const { lines, inputs } = preamble(context);
   return [...lines, ...(await within(context, [`probabilities = ${answer(context, inputs)}`]))].join("\n");
@@ -38,6 +49,10 @@ async function inPython(context) {
 
 // Next-token probabilities
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 function nextToken(context) {
   const { model } = context;
   const title =
@@ -52,6 +67,7 @@ function nextToken(context) {
   const facts = h("p", { class: "quiet", role: "status", data: { testid: "next-facts" } });
   const written = h("p", { class: "written quiet" });
   const settings = model.generates ? sampling(context) : null;
+  /** @type {(n: number) => HTMLElement} */
   const write = (n) =>
     h(
       "button",
@@ -63,7 +79,7 @@ function nextToken(context) {
       },
       n > 1 ? `generate ${n} tokens` : "sample one token",
     );
-  const controls = model.generates
+  const controls = settings
     ? [
         settings.node,
         h(
@@ -88,6 +104,7 @@ function nextToken(context) {
       settings?.draw();
       if (list.querySelector(".placeholder")) return;
       const { temperature, top_k: topK, top_p: topP } = context.state;
+      /** @type {RequestBody} */
       const body = { forward_pass: context.forwardPass(), position: context.token, show: SHOWN };
       if (model.generates) {
         if (temperature !== 1) body.temperature = temperature;
@@ -127,6 +144,10 @@ function nextToken(context) {
   };
 }
 
+/**
+ * @param {ViewContext} context
+ * @returns {{ node: HTMLElement, draw: () => void }}
+ */
 function sampling(context) {
   const temperature = slider("temperature", {
     min: 0,
@@ -160,7 +181,11 @@ function sampling(context) {
   };
 }
 
-/** Append a token after the selected one; what followed is dropped. */
+/**
+ * Append a token after the selected one; what followed is dropped.
+ * @param {ViewContext} context
+ * @param {number} id
+ */
 function branch(context, id) {
   const { token: place, row, tokens } = context;
   if (place === row.length - 1) {
@@ -171,8 +196,15 @@ function branch(context, id) {
   context.set({ [tokens.target ? "target" : "text"]: "", appended: [...kept, id], token: -1 });
 }
 
+/**
+ * @param {ViewContext} context
+ * @param {number} n
+ * @param {HTMLElement} written
+ * @returns {Promise<void>}
+ */
 async function generate(context, n, written) {
   const { temperature, top_k: topK, top_p: topP, seed, appended } = context.state;
+  /** @type {RequestBody} */
   const body = { forward_pass: context.forwardPass(), max_new_tokens: n, seed };
   if (temperature) body.temperature = temperature;
   if (topK) body.top_k = topK;
@@ -191,6 +223,10 @@ async function generate(context, n, written) {
 
 // BPE merges of a word
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 function wordMerges(context) {
   const title = h("h3", {});
   const tree = h("div", {
@@ -212,6 +248,7 @@ function wordMerges(context) {
     node,
     async draw(changed) {
       if (!["tokens", "token", "key"].some((name) => changed.has(name))) return;
+      /** @type {RequestBody} */
       const body = { forward_pass: context.forwardPass({ unedited: true }), position: context.token };
       if (context.tokens.target) body.side = "target";
       const found = await context.request("word_merges", body);
@@ -255,11 +292,21 @@ function wordMerges(context) {
 const WIDE = 8.2; // of a character
 const HIGH = 44;
 
-/** Lay trees out side by side: leaves at the bottom, each token above the two that it is merged from. */
+/**
+ * Lay trees out side by side: leaves at the bottom, each token above the two that it is merged from.
+ * @param {MergeTree[]} trees
+ * @returns {SVGElement}
+ */
 function drawTrees(trees) {
   let x = 8;
+  /** @type {(SVGElement | null)[]} */
   const shapes = [];
   let deepest = 0;
+  /**
+   * @param {MergeTree} tree
+   * @param {number} depth
+   * @returns {{ middle: number, depth: number }}
+   */
   function place(tree, depth) {
     deepest = Math.max(deepest, depth);
     const own = Math.max(24, [...tree.text].length * WIDE + 12);
@@ -300,17 +347,28 @@ function drawTrees(trees) {
   );
 }
 
+/**
+ * @param {MergeTree} tree
+ * @returns {string}
+ */
 function said(tree) {
   return tree.parts.length ? `${tree.text} from ${tree.parts.map(said).join(" and ")}` : tree.text;
 }
 
 // BPE training
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 function trainBpe(context) {
+  /** @type {BpeStep[]} */
   let steps = [];
+  /** @type {string[][]} */
   let spelled = [];
   let at = 0;
-  let timer = null;
+  /** @type {number | undefined} */
+  let timer;
   const progress = slider("merge", {
     min: 0,
     max: 0,
@@ -345,6 +403,7 @@ function trainBpe(context) {
   );
   node.classList.add("learning");
 
+  /** @param {number} value */
   function show(value) {
     at = value;
     progress.show(at);
@@ -387,7 +446,7 @@ function trainBpe(context) {
   }
   function stop() {
     clearInterval(timer);
-    timer = null;
+    timer = undefined;
     put(play, "play");
   }
   return {
@@ -410,12 +469,23 @@ function trainBpe(context) {
   };
 }
 
+/**
+ * @param {Pair} merge
+ * @returns {Child[]}
+ */
 function pair([left, right]) {
   return [token({ text: left, id: "" }, { title: left }), " + ", token({ text: right, id: "" }, { title: right })];
 }
 
-/** Put a token wherever its two halves stand side by side, from left to right. */
+/**
+ * Put a token wherever its two halves stand side by side, from left to right.
+ * @param {string[]} word
+ * @param {Pair} merge
+ * @param {string} made
+ * @returns {string[]}
+ */
 function join(word, [left, right], made) {
+  /** @type {string[]} */
   const joined = [];
   for (let i = 0; i < word.length; i += 1) {
     if (word[i] === left && word[i + 1] === right) {

@@ -19,6 +19,7 @@ import {
   weighted,
 } from "glasshouse/views/walkthrough/figures.js";
 
+/** @type {Describe<"query" | "key" | "value" | "rotate" | "scores" | "softcap" | "bias" | "mask" | "softmax" | "gather" | "join" | "out">} */
 export const attention = {
   query: (card, c) =>
     linear(card, c, {
@@ -31,7 +32,7 @@ export const attention = {
     const { n_heads: all, n_kv_heads: shared } = c.model;
     const made = linear(card, c, {
       name: "Key projection",
-      letters: { y: keyName(card, c, "k"), W: "W_K", x: readName(card, c), b: "b_K" },
+      letters: { y: keyName(card, "k"), W: "W_K", x: readName(card, c), b: "b_K" },
       why: `${whose(card, c)} ${sharing(all, shared, c.found.head, card.kv)}`,
     });
     return { ...made, figure: () => [made.figure(), groups(all, shared, c.found.head)] };
@@ -40,7 +41,7 @@ export const attention = {
   value: (card, c) =>
     linear(card, c, {
       name: "Value projection",
-      letters: { y: keyName(card, c, "v"), W: "W_V", x: readName(card, c), b: "b_V" },
+      letters: { y: keyName(card, "v"), W: "W_V", x: readName(card, c), b: "b_V" },
       why: "Queries that attend to this token receive this vector, scaled by the attention weight.",
     }),
 
@@ -252,7 +253,13 @@ export const attention = {
     }),
 };
 
-/** Scores before and after a change. */
+/**
+ * Scores before and after a change.
+ * @param {ScoresCard & CardBase} card
+ * @param {CardContext} c
+ * @param {ChangeWords} words
+ * @returns {DescribedCard}
+ */
 function change(card, c, { name, formula, legend, why, before, after, added, gone = () => false }) {
   const tokens = c.keys(card);
   const [x, y] = [decodeTensor(card.x).data, decodeTensor(card.y).data];
@@ -272,7 +279,9 @@ function change(card, c, { name, formula, legend, why, before, after, added, gon
         shown,
         [
           { title: before, of: (j) => single(x[j], most, `s[${j}]`) },
-          ...(plus ? [{ title: added, of: (j) => single(plus[j], most, `${added}[${j}]`) }] : []),
+          ...(plus
+            ? [{ title: added, of: (/** @type {number} */ j) => single(plus[j], most, `${added}[${j}]`) }]
+            : []),
           {
             title: after,
             of: (j) => [single(y[j], most, `s'[${j}]`), gone(j) ? h("span", { class: "quiet" }, " masked") : null],
@@ -285,16 +294,30 @@ function change(card, c, { name, formula, legend, why, before, after, added, gon
   };
 }
 
-const keyName = (card, c, letter) => (partOf(card) === "cross" ? `${letter}_{${card.of}}` : letter);
+/** @type {(card: CardBase, letter: string) => string} */
+const keyName = (card, letter) => (partOf(card) === "cross" ? `${letter}_{${card.of}}` : letter);
+/** @type {(card: CardBase, c: CardContext) => string} */
 const readName = (card, c) => (partOf(card) === "cross" ? `e_{${card.of}}` : given(c));
 
+/**
+ * @param {CardBase} card
+ * @param {CardContext} c
+ * @returns {string}
+ */
 function whose(card, c) {
-  const text = c.keys(card)[card.of]?.text ?? card.of;
+  const text = c.keys(card)[card.of ?? -1]?.text ?? card.of;
   return partOf(card) === "cross"
     ? `Keys and values come from the encoder; this is the key of source token ${card.of}, “${text}”, which has the largest weight.`
     : "The key of the selected token; every token has one.";
 }
 
+/**
+ * @param {number} all
+ * @param {number} shared
+ * @param {number} head
+ * @param {number | undefined} kv
+ * @returns {string}
+ */
 function sharing(all, shared, head, kv) {
   if (shared === all) return "";
   if (shared === 1) return `All ${all} heads share one key-value head (multi-query attention).`;

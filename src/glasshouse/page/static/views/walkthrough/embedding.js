@@ -5,6 +5,7 @@ import { count, short } from "glasshouse/number.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { FIRST, largest, rows, small } from "glasshouse/views/walkthrough/figures.js";
 
+/** @type {Describe<"embed" | "scale" | "segment" | "position">} */
 export const embedding = {
   embed(card, c) {
     const [rowsOf, wide] = card.shape;
@@ -78,6 +79,7 @@ export const embedding = {
   position(card, c) {
     const learned = card.how === "learned";
     const d = c.model.d_model;
+    /** @type {(i: number) => [number, number]} */
     const half = (i) =>
       card.layout === "pairs" ? [Math.floor(i / 2), i % 2] : [i % (d / 2), Math.floor(i / (d / 2))];
     const waves = Array.from({ length: FIRST }, (_, i) => {
@@ -115,6 +117,7 @@ export const embedding = {
   },
 };
 
+/** @type {Record<string, string>} */
 const WHERE = {
   rotary: " Positions enter later, through the rotation of queries and keys.",
   alibi: " Positions enter later, at the attention scores.",

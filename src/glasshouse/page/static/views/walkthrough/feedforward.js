@@ -7,6 +7,7 @@ import { decodeTensor } from "glasshouse/tensor.js";
 import { given, linear } from "glasshouse/views/walkthrough/card.js";
 import { curve, rows } from "glasshouse/views/walkthrough/figures.js";
 
+/** @type {Describe<"gate" | "up" | "activate" | "down">} */
 export const feedforward = {
   gate: (card, c) =>
     linear(card, c, {
@@ -60,7 +61,7 @@ export const feedforward = {
         ),
         rows(
           [
-            ...(gated ? [{ name: "g", value: card.gate }] : []),
+            ...(card.gate ? [{ name: "g", value: card.gate }] : []),
             { name: "u", value: card.x },
             { sign: "→", name: "m", value: card.y },
           ],
@@ -78,6 +79,7 @@ export const feedforward = {
     }),
 };
 
+/** @type {Record<string, [string, (x: number) => number]>} */
 const ACTIVATIONS = {
   relu: ["ReLU", (x) => Math.max(x, 0)],
   relu2: ["ReLU²", (x) => Math.max(x, 0) ** 2],
@@ -87,6 +89,7 @@ const ACTIVATIONS = {
   geglu: ["GELU", (x) => x * normal(x)],
 };
 
+/** @type {Record<string, string>} */
 const NOTES = {
   ReLU: "x where it is above 0, else 0",
   "ReLU²": "the square of x where it is above 0, else 0",
@@ -94,10 +97,17 @@ const NOTES = {
   SiLU: "x times 1 / (1 + exp(−x))",
 };
 
-/** P(X < x) of the normal distribution, near enough for a curve; the numbers come from the model. */
+/**
+ * P(X < x) of the normal distribution, near enough for a curve; the numbers come from the model.
+ * @param {number} x
+ * @returns {number}
+ */
 function normal(x) {
   return 0.5 * (1 + Math.tanh(Math.sqrt(2 / Math.PI) * (x + 0.044715 * x ** 3)));
 }
 
-/** Name and function of an activation; null for one that has no curve here. */
+/**
+ * Name and function of an activation; null for one that has no curve here.
+ * @type {(how: string) => [string, ((x: number) => number) | null]}
+ */
 export const activation = (how) => ACTIVATIONS[how.replace("_tanh", "")] ?? [how, null];

@@ -1,7 +1,7 @@
 // Numbers as small shaded matrices: the first few of each, the rest counted and shown as a strip.
 
 import { balance, balanceInk, shade } from "glasshouse/colour.js";
-import { h, s } from "glasshouse/dom.js";
+import { h, penOf, s } from "glasshouse/dom.js";
 import { percent, plural, short } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
@@ -9,14 +9,25 @@ import { formula } from "glasshouse/views/walkthrough/formula.js";
 
 export const FIRST = 8; // numbers of a vector that are written out
 
-/** The largest size among numbers, to shade them by. */
+/**
+ * The largest size among numbers, to shade them by.
+ * @param {...Iterable<number>} many
+ * @returns {number}
+ */
 export function largest(...many) {
   let most = 0;
   for (const data of many) for (const one of data) if (Number.isFinite(one)) most = Math.max(most, Math.abs(one));
   return most || 1;
 }
 
-/** One number, shaded. `what` is its name in the readout. */
+/**
+ * One number, shaded. `what` is its name in the readout.
+ * @param {number} value
+ * @param {number} most
+ * @param {string} what
+ * @param {CellOptions} [options]
+ * @returns {HTMLElement}
+ */
 function cell(value, most, what, { bare = false, mark = false, share = false } = {}) {
   const part = Number.isFinite(value) ? value / most : 0;
   const colour = share ? shade(part) : balance(part);
@@ -37,25 +48,48 @@ function cell(value, most, what, { bare = false, mark = false, share = false } =
   );
 }
 
-/** A number that fits a cell; negligible ones are shown as ≈0. */
+/**
+ * A number that fits a cell; negligible ones are shown as ≈0.
+ * @param {number} value
+ * @param {number} most
+ * @returns {string}
+ */
 function brief(value, most) {
   if (value === 0 || Math.abs(value) >= 1e-3 || most < 0.01) return short(value);
   return Math.abs(value) < 5e-4 ? "≈0" : value.toFixed(3).replace("-", "−");
 }
 
-/** Cells in a row or a column: one stop for Tab, arrows go on within. */
+/**
+ * Cells in a row or a column: one stop for Tab, arrows go on within.
+ * @param {Iterable<number>} values
+ * @param {number} most
+ * @param {string} name
+ * @param {CellOptions & { first?: number }} [options]
+ * @returns {HTMLElement[]}
+ */
 function cells(values, most, name, { first = 0, ...options } = {}) {
   const made = [...values].map((value, i) => cell(value, most, `${plain(name)}[${first + i}]`, options));
   if (made.length) made[0].tabIndex = 0;
   return made;
 }
 
-/** A name without its marks, for sentences. */
+/**
+ * A name without its marks, for sentences.
+ * @param {string} name
+ * @returns {string}
+ */
 function plain(name) {
   return name.replace(/[_^{}]/g, "").replace(/\s*\[[^\]]*\]/g, "");
 }
 
-/** All numbers of a vector as a strip of colours; the pointer or the arrows read them one by one. */
+/**
+ * All numbers of a vector as a strip of colours; the pointer or the arrows read them one by one.
+ * @param {string} name
+ * @param {Float32Array} data
+ * @param {(text: string) => void} say
+ * @param {{ share?: boolean, label?: (i: number) => string }} [options]
+ * @returns {HTMLElement}
+ */
 function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[${i}]` } = {}) {
   const most = largest(data);
   const canvas = h("canvas", {
@@ -68,17 +102,18 @@ function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[
     "aria-valuemin": 0,
     "aria-valuemax": data.length - 1,
   });
-  const pen = canvas.getContext("2d");
+  const pen = penOf(canvas);
   data.forEach((value, i) => {
     const part = Number.isFinite(value) ? value / most : 0;
     pen.fillStyle = share ? shade(part) : balance(part);
     pen.fillRect(i, 0, 1, 1);
   });
   let at = 0;
+  /** @param {number} i */
   function tell(i) {
     at = Math.max(0, Math.min(data.length - 1, i));
     const text = `${label(at)} = ${exact(data[at])}`;
-    canvas.setAttribute("aria-valuenow", at);
+    canvas.setAttribute("aria-valuenow", String(at));
     canvas.setAttribute("aria-valuetext", text);
     say(text);
   }
@@ -102,15 +137,27 @@ function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[
   return canvas;
 }
 
-/** A number with all digits that it has as a float of 32 bits. */
+/**
+ * A number with all digits that it has as a float of 32 bits.
+ * @param {number} value
+ * @returns {string}
+ */
 export function exact(value) {
   if (!Number.isFinite(value)) return short(value);
   return String(Number(value.toPrecision(9))).replace("-", "−");
 }
 
-/** A button that counts what is not written out, and shows it as a strip in `below`. */
+/**
+ * A button that counts what is not written out, and shows it as a strip in `below`.
+ * @param {string} name
+ * @param {Float32Array} data
+ * @param {HTMLElement} below
+ * @param {(text: string) => void} say
+ * @returns {HTMLElement | null}
+ */
 function more(name, data, below, say) {
   if (data.length <= FIRST) return null;
+  /** @type {HTMLElement | null} */
   let shown = null;
   const button = h(
     "button",
@@ -133,7 +180,7 @@ function more(name, data, below, say) {
             );
             below.append(shown);
           }
-          button.setAttribute("aria-expanded", Boolean(shown));
+          button.setAttribute("aria-expanded", String(Boolean(shown)));
         },
       },
     },
@@ -142,7 +189,13 @@ function more(name, data, below, say) {
   return button;
 }
 
-/** Vectors below each other, coordinate under coordinate. Rows: {sign, name, value, captions}. */
+/**
+ * Vectors below each other, coordinate under coordinate. Rows: {sign, name, value, captions}.
+ * @param {VectorRow[]} list
+ * @param {(text: string) => void} say
+ * @param {{ alike?: boolean }} [options]
+ * @returns {HTMLElement}
+ */
 export function rows(list, say, { alike = false } = {}) {
   const below = h("div", { class: "strips" });
   const all = list.map((one) => decodeTensor(one.value).data);
@@ -171,7 +224,13 @@ export function rows(list, say, { alike = false } = {}) {
   return h("div", { class: "figures" }, h("div", { class: "aligned" }, lines), below);
 }
 
-/** y = W x + b with the corner of W that belongs to the first coordinates. */
+/**
+ * y = W x + b with the corner of W that belongs to the first coordinates.
+ * @param {LinearLetters} letters
+ * @param {LinearCard} card
+ * @param {(text: string) => void} say
+ * @returns {HTMLElement}
+ */
 export function product({ y, W, x, b }, card, say) {
   const below = h("div", { class: "strips" });
   const corner = decodeTensor(card.weight);
@@ -180,6 +239,7 @@ export function product({ y, W, x, b }, card, say) {
   const given = decodeTensor(card.x).data;
   const made = decodeTensor(card.y).data;
   const bias = card.bias ? decodeTensor(card.bias).data : null;
+  /** @type {(name: string, data: Float32Array) => HTMLElement} */
   const column = (name, data) =>
     h(
       "div",
@@ -197,11 +257,13 @@ export function product({ y, W, x, b }, card, say) {
       ),
       more(name, data, below, say) ?? h("span", { class: "rest" }),
     );
+  /** @type {HTMLElement[]} */
   const grid = [];
   for (let i = 0; i < high; i += 1) {
     for (let j = 0; j < wide; j += 1) grid.push(cell(corner.data[i * wide + j], most, `${plain(W)}[${i}, ${j}]`));
   }
   grid[0].tabIndex = 0;
+  /** @type {(text: string) => HTMLElement} */
   const sign = (text) => h("span", { class: "sign", "aria-hidden": "true" }, text);
   const [rowsOf, columnsOf] = card.shape;
   const cut = rowsOf > high || columnsOf > wide ? `a corner of ${rowsOf}×${columnsOf}` : "";
@@ -224,7 +286,7 @@ export function product({ y, W, x, b }, card, say) {
             role: "group",
             "aria-label": `${plain(W)}, ${high} by ${wide} of ${rowsOf} by ${columnsOf}`,
             style: { "grid-template-columns": `repeat(${wide}, auto)` },
-            data: { testid: `matrix-${plain(W)}` },
+            data: { testid: `matrix-${plain(W)}`, columns: wide },
           },
           grid,
         ),
@@ -239,7 +301,15 @@ export function product({ y, W, x, b }, card, say) {
   );
 }
 
-/** The first coordinate written out. */
+/**
+ * The first coordinate written out.
+ * @param {string} y
+ * @param {Tensor} corner
+ * @param {Float32Array} x
+ * @param {Float32Array | null} bias
+ * @param {Float32Array} made
+ * @returns {HTMLElement}
+ */
 function worked(y, corner, x, bias, made) {
   const terms = [];
   const shown = Math.min(3, corner.shape[1], x.length);
@@ -257,13 +327,21 @@ function worked(y, corner, x, bias, made) {
   );
 }
 
-/** A number in a sum, in parentheses if negative. */
+/**
+ * A number in a sum, in parentheses if negative.
+ * @param {number} value
+ * @returns {string}
+ */
 export function bracketed(value) {
   const text = short(value);
   return text.startsWith("−") ? `(${text})` : text;
 }
 
-/** A line of named numbers: [name, value, unit]. */
+/**
+ * A line of named numbers: [name, value, unit].
+ * @param {[string, number, string?][]} list
+ * @returns {HTMLElement}
+ */
 export function facts(list) {
   return h(
     "p",
@@ -281,8 +359,18 @@ export function facts(list) {
   );
 }
 
-/** Tokens below each other with what belongs to each. Columns: {title, of(j) -> node}. */
+/**
+ * Tokens below each other with what belongs to each. Columns: {title, of(j) -> node}.
+ * @param {string} label
+ * @param {Token[]} tokens
+ * @param {number} first
+ * @param {number} count
+ * @param {KeyedColumn[]} columns
+ * @param {number} here
+ * @returns {HTMLElement}
+ */
 export function keyed(label, tokens, first, count, columns, here) {
+  /** @type {(j: number) => HTMLElement} */
   const line = (j) =>
     h(
       "tr",
@@ -315,7 +403,13 @@ export function keyed(label, tokens, first, count, columns, here) {
   );
 }
 
-/** A row of a matrix as colours; exact numbers are shown on focus. */
+/**
+ * A row of a matrix as colours; exact numbers are shown on focus.
+ * @param {Float32Array} data
+ * @param {number} most
+ * @param {string} name
+ * @returns {HTMLElement}
+ */
 export function small(data, most, name) {
   return h(
     "span",
@@ -324,14 +418,27 @@ export function small(data, most, name) {
   );
 }
 
-/** A number in a table. */
+/**
+ * A number in a table.
+ * @param {number} value
+ * @param {number} most
+ * @param {string} what
+ * @param {CellOptions} [options]
+ * @returns {HTMLElement}
+ */
 export function single(value, most, what, options) {
   const made = cell(value, most, what, options);
   made.tabIndex = 0;
   return made;
 }
 
-/** A share as a bar with its figure. */
+/**
+ * A share as a bar with its figure.
+ * @param {number} value
+ * @param {string} what
+ * @param {number} [most]
+ * @returns {HTMLElement}
+ */
 export function weighted(value, what, most = 1) {
   return h(
     "span",
@@ -347,7 +454,15 @@ export function weighted(value, what, most = 1) {
   );
 }
 
-/** All tokens as a strip, where only some are written out. */
+/**
+ * All tokens as a strip, where only some are written out.
+ * @param {string} name
+ * @param {Float32Array} data
+ * @param {Token[]} tokens
+ * @param {(text: string) => void} say
+ * @param {{ share?: boolean, shown?: number }} [options]
+ * @returns {HTMLElement | null}
+ */
 export function everywhere(name, data, tokens, say, { share = false, shown = 0 } = {}) {
   if (data.length <= shown) return null;
   return h(
@@ -358,12 +473,20 @@ export function everywhere(name, data, tokens, say, { share = false, shown = 0 }
   );
 }
 
-/** Which key-value head each head uses: lines from heads to those. */
+/**
+ * Which key-value head each head uses: lines from heads to those.
+ * @param {number} heads
+ * @param {number} shared
+ * @param {number} head
+ * @returns {HTMLElement}
+ */
 export function groups(heads, shared, head) {
   const step = Math.max(16, Math.min(46, 520 / heads));
   const size = Math.min(15, step / 2 - 1);
   const kv = Math.floor((head * shared) / heads);
+  /** @type {(i: number) => number} */
   const x = (i) => step * (i + 0.5);
+  /** @type {(i: number) => number} */
   const below = (i) => step * (((i + 0.5) * heads) / shared);
   const wide = step * heads;
   const numbers = size > 8;
@@ -418,20 +541,27 @@ export function groups(heads, shared, head) {
   );
 }
 
-/** Pairs of coordinates as vectors: pale before the rotation, solid after it. */
+/**
+ * Pairs of coordinates as vectors: pale before the rotation, solid after it.
+ * @param {CardFields["rotate"]} card
+ * @returns {HTMLElement}
+ */
 export function dials(card) {
-  const [angles, x, y, xk, yk] = ["angles", "x", "y", "x_key", "y_key"].map((name) => decodeTensor(card[name]).data);
+  const [angles, x, y, xk, yk] = [card.angles, card.x, card.y, card.x_key, card.y_key].map(
+    (one) => decodeTensor(one).data,
+  );
   const half = angles.length;
+  /** @type {(data: Float32Array, i: number) => [number, number]} */
   const pair = (data, i) => (card.layout === "pairs" ? [data[2 * i], data[2 * i + 1]] : [data[i], data[i + half]]);
   const shown = Math.min(half, 6);
   const made = Array.from({ length: shown }, (_, i) => {
     const hands = [
-      [x, "q before"],
-      [y, "q"],
-      [xk, "k before"],
-      [yk, "k"],
+      { data: x, name: "q before" },
+      { data: y, name: "q after" },
+      { data: xk, name: "k before" },
+      { data: yk, name: "k after" },
     ];
-    const most = Math.max(...hands.map(([data]) => Math.hypot(...pair(data, i)))) || 1;
+    const most = Math.max(...hands.map(({ data }) => Math.hypot(...pair(data, i)))) || 1;
     const names = card.layout === "pairs" ? [2 * i, 2 * i + 1] : [i, i + half];
     const turn = (angles[i] * 180) / Math.PI;
     const what = `angle of coordinates ${names.join(" and ")}, radians`;
@@ -448,14 +578,14 @@ export function dials(card) {
         s("circle", { r: 46, class: "rim" }),
         s("line", { x1: -46, x2: 46, y1: 0, y2: 0, class: "cross-hair" }),
         s("line", { y1: -46, y2: 46, x1: 0, x2: 0, class: "cross-hair" }),
-        hands.map(([data, name]) => {
+        hands.map(({ data, name }) => {
           const [a, b] = pair(data, i);
           return s("line", {
             x1: 0,
             y1: 0,
             x2: (44 * a) / most,
             y2: (-44 * b) / most,
-            class: `${name[0]} ${name.includes("before") ? "before" : "after"}`,
+            class: name,
           });
         }),
       ),
@@ -481,10 +611,18 @@ export function dials(card) {
   );
 }
 
-/** The activation as a curve, with the neurons of this token on it. */
+/**
+ * The activation as a curve, with the neurons of this token on it.
+ * @param {(x: number) => number} act
+ * @param {string} name
+ * @param {number[]} inputs
+ * @returns {SVGElement}
+ */
 export function curve(act, name, inputs) {
   const reach = Math.min(6, Math.max(2, Math.ceil(largest(inputs))));
+  /** @type {(value: number) => number} */
   const x = (value) => 130 + (value / reach) * 120;
+  /** @type {(value: number) => number} */
   const y = (value) => 104 - (value / reach) * 92;
   const points = Array.from({ length: 97 }, (_, i) => {
     const at = -reach + (2 * reach * i) / 96;
@@ -513,7 +651,13 @@ export function curve(act, name, inputs) {
   );
 }
 
-/** The outputs of all heads as strips; concatenated, they are one vector. */
+/**
+ * The outputs of all heads as strips; concatenated, they are one vector.
+ * @param {PackedTensor} packed
+ * @param {number} head
+ * @param {(text: string) => void} say
+ * @returns {HTMLElement}
+ */
 export function heads(packed, head, say) {
   const {
     shape: [count, wide],

@@ -3,10 +3,12 @@
 import { addend, partName } from "glasshouse/views/walkthrough/card.js";
 import { facts, rows } from "glasshouse/views/walkthrough/figures.js";
 
+/** @type {Describe<"norm" | "arrive" | "add" | "leave" | "memory">} */
 export const stream = {
   norm(card, c) {
     const [names, into, out] = normWords(card, c);
     const layer = card.how === "layer";
+    /** @type {[string, number][]} */
     const measured = layer
       ? [
           ["μ", card.mean],
@@ -98,8 +100,14 @@ export const stream = {
   }),
 };
 
+/** @type {(from: number, to: number) => string} */
 const range = (from, to) => (from === to ? `layer ${from}` : `layers ${from} to ${to}`);
 
+/**
+ * @param {CardBase} card
+ * @param {CardContext} c
+ * @returns {[string, string, string]}
+ */
 function normWords(card, c) {
   const out = {
     "attention.norm": "attention",

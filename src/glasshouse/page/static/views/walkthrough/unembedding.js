@@ -8,6 +8,7 @@ import { linear } from "glasshouse/views/walkthrough/card.js";
 import { activation } from "glasshouse/views/walkthrough/feedforward.js";
 import { FIRST, largest, rows, single, small } from "glasshouse/views/walkthrough/figures.js";
 
+/** @type {Describe<"transform" | "logits" | "probabilities" | "labels" | "vectors">} */
 export const unembedding = {
   transform(card, c) {
     const [name] = activation(card.how);
@@ -100,7 +101,7 @@ export const unembedding = {
       c.model.head === "next_token"
         ? `The probability of each token after “${c.found.token.text}”.`
         : "The probability of each token at this position.",
-    figure: () => chances(card, c, (one) => token(one)),
+    figure: () => chances(card, (one) => token(one)),
   }),
 
   labels: (card, c) => ({
@@ -110,7 +111,7 @@ export const unembedding = {
     why: card.pooled
       ? "The vectors of all tokens are pooled first: the label is of the whole text."
       : "The label of this token.",
-    figure: () => [rows([{ name: "y", value: card.x }], c.say), chances(card, c, (one) => one.text)],
+    figure: () => [rows([{ name: "y", value: card.x }], c.say), chances(card, (one) => one.text)],
   }),
 
   vectors: (card, c) => ({
@@ -122,7 +123,12 @@ export const unembedding = {
   }),
 };
 
-function chances(card, c, name) {
+/**
+ * @param {{ top: TopToken[], count: number }} card
+ * @param {(one: TopToken) => Child} name
+ * @returns {Child[]}
+ */
+function chances(card, name) {
   const most = Math.max(...card.top.map((one) => one.probability)) || 1;
   const rest = 1 - card.top.reduce((sum, one) => sum + one.probability, 0);
   return [

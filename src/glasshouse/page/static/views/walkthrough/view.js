@@ -14,15 +14,26 @@ const NARROW = matchMedia("(max-width: 760px)");
 const BUSY =
   "input, textarea, select, dialog, pre, [role=listbox], [role=tab], [role=radio], [role=slider], .cell, .scroll"; // elements with their own arrow keys
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const view = new Walkthrough(context, root);
   return { draw: (changed) => view.draw(changed), close: () => view.close() };
 }
 
 class Walkthrough {
+  /**
+   * @param {ViewContext} context
+   * @param {HTMLElement} root
+   */
   constructor(context, root) {
     this.context = context;
+    /** @type {WalkthroughResponse | null} */
     this.found = null;
+    /** @type {ListedCard[]} */
     this.cards = [];
     this.written = ""; // the same in Python
     this.side =
@@ -108,6 +119,7 @@ class Walkthrough {
     root.addEventListener("focusin", (event) => this.point(event));
     root.addEventListener("keydown", (event) => this.rove(event));
     this.root = root;
+    /** @type {(event: KeyboardEvent) => void} */
     this.onKey = (event) => this.key(event);
     this.onWidth = () => this.drawPath();
     document.addEventListener("keydown", this.onKey);
@@ -127,6 +139,7 @@ class Walkthrough {
 
   // Request
 
+  /** @returns {RequestBody} */
   body() {
     const { context } = this;
     const { model, state } = context;
@@ -141,6 +154,10 @@ class Walkthrough {
     return { forward_pass: context.forwardPass(), ...at };
   }
 
+  /**
+   * @param {Changed} changed
+   * @returns {Promise<void>}
+   */
   async draw(changed) {
     this.side?.show(this.isSource ? "source" : "target");
     const found = await this.context.request("walkthrough", this.body());
@@ -149,7 +166,7 @@ class Walkthrough {
       this.build();
     }
     this.open(changed.has("walkthrough_card") && this.context.state.walkthrough_card !== undefined);
-    const code = await this.inPython();
+    const code = await this.inPython(found);
     if (code === this.written) return; // keep it expanded while stepping
     this.written = code;
     put(this.code, python(code));
@@ -160,7 +177,7 @@ class Walkthrough {
   build() {
     if (!this.found) return;
     const { found, context } = this;
-    const c = this.cardContext();
+    const c = this.cardContext(found);
     const named = `token ${found.position}, “${found.token.text}” (id ${found.token.id}), layer ${found.layer}, head ${found.head}`;
     put(this.title, `Now: ${named}.`);
     this.cards = found.cards.map((card, i) => this.card(card, i, c));
@@ -173,8 +190,12 @@ class Walkthrough {
     this.root.dataset.part = context.state.walkthrough_card ?? "";
   }
 
-  cardContext() {
-    const { context, found } = this;
+  /**
+   * @param {WalkthroughResponse} found
+   * @returns {CardContext}
+   */
+  cardContext(found) {
+    const { context } = this;
     const side = this.isSource ? "source" : "";
     const own = side ? context.tokens.source : context.row;
     return {
@@ -187,6 +208,12 @@ class Walkthrough {
     };
   }
 
+  /**
+   * @param {StepCard} card
+   * @param {number} number
+   * @param {CardContext} c
+   * @returns {ListedCard}
+   */
   card(card, number, c) {
     const told = describe(card, c);
     const id = `step-${number}`;
@@ -240,10 +267,13 @@ class Walkthrough {
   get at() {
     const { walkthrough_card } = this.context.state;
     const at = this.cards.findIndex((one) => one.key === walkthrough_card);
-    return at < 0 ? 0 : at;
+    return Math.max(0, at);
   }
 
-  /** Expand the current card, collapse the others. */
+  /**
+   * Expand the current card, collapse the others.
+   * @param {boolean} scroll
+   */
   open(scroll) {
     if (!this.cards.length) return;
     const { at } = this;
@@ -255,7 +285,7 @@ class Walkthrough {
         one.filled = true;
       }
       one.body.hidden = !open;
-      one.head.setAttribute("aria-expanded", open);
+      one.head.setAttribute("aria-expanded", String(open));
       one.node.classList.toggle("present", i === at);
       if (i === at) one.head.setAttribute("aria-current", "step");
       else one.head.removeAttribute("aria-current");
@@ -269,13 +299,16 @@ class Walkthrough {
     );
     this.back.disabled = at === 0;
     this.next.disabled = at === this.cards.length - 1;
-    this.all.setAttribute("aria-pressed", all);
+    this.all.setAttribute("aria-pressed", String(all));
     put(this.all, all ? "Show one" : "Show all");
     this.light();
     if (scroll) this.reveal(present.node);
   }
 
-  /** Bring a card into view, its head at least. */
+  /**
+   * Bring a card into view, its head at least.
+   * @param {HTMLElement} node
+   */
   reveal(node) {
     const box = node.getBoundingClientRect();
     const room = innerHeight - 72;
@@ -289,7 +322,7 @@ class Walkthrough {
       this.path,
       drawPath(this.found, this.context.model, NARROW.matches, (node) => {
         const first = this.cards.find((one) => one.card.node === node);
-        this.choose(first.key);
+        if (first) this.choose(first.key);
       }),
     );
     this.light();
@@ -303,36 +336,44 @@ class Walkthrough {
       place.classList.toggle("lit", on);
       if (on) place.setAttribute("aria-current", "step");
       else place.removeAttribute("aria-current");
-      if (on && NARROW.matches) this.path.scrollLeft = place.getBBox().x - this.path.clientWidth / 2 + 40;
+      if (on && NARROW.matches && place instanceof SVGGraphicsElement)
+        this.path.scrollLeft = place.getBBox().x - this.path.clientWidth / 2 + 40;
     }
   }
 
   // Selection
 
+  /** @param {string} key */
   choose(key) {
     this.context.set({ walkthrough_card: key });
   }
 
+  /** @param {number} by */
   move(by) {
     const to = this.at + by;
     if (to >= 0 && to < this.cards.length) this.choose(this.cards[to].key);
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     const by = { ArrowRight: 1, ArrowLeft: -1 }[event.key];
     if (!by || event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.shiftKey) return;
-    if (event.target.closest?.(BUSY)) return;
+    if (event.target instanceof Element && event.target.closest(BUSY)) return;
     event.preventDefault();
     this.move(by);
   }
 
-  /** Arrows within a row or matrix of numbers go from one to the next. */
+  /**
+   * Arrows within a row or matrix of numbers go from one to the next.
+   * @param {KeyboardEvent} event
+   */
   rove(event) {
-    const cell = event.target.closest?.(".cells .cell");
-    if (!cell) return;
-    const cells = [...cell.parentNode.querySelectorAll(".cell")];
+    const cell = event.target instanceof Element ? event.target.closest(".cells .cell") : null;
+    const box = cell?.parentElement;
+    if (!cell || !box) return;
+    const cells = [...box.querySelectorAll(".cell")];
     const at = cells.indexOf(cell);
-    const line = cell.parentNode.classList.contains("square") ? Math.round(Math.sqrt(cells.length)) : 1;
+    const line = Number(box.dataset.columns ?? 1);
     const to = {
       ArrowRight: at + 1,
       ArrowLeft: at - 1,
@@ -349,16 +390,21 @@ class Walkthrough {
     next.focus();
   }
 
+  /** @param {Event} event */
   point(event) {
-    const cell = event.target.closest?.("[data-value]");
-    if (!cell || !cell.dataset.what) return;
+    const cell = event.target instanceof Element ? event.target.closest("[data-value]") : null;
+    if (!cell?.dataset.what) return;
     put(this.told, `${cell.dataset.what} = ${exact(Number(cell.dataset.value))}`);
   }
 
-  /** The same in Python. */
-  async inPython() {
+  /**
+   * The same in Python.
+   * @param {WalkthroughResponse} found
+   * @returns {Promise<string>}
+   */
+  async inPython(found) {
     const { lines, inputs } = preamble(this.context);
-    const sites = this.found.cards.filter((one) => one.site).map((one) => `    ${quoted(one.site)},`);
+    const sites = found.cards.filter((one) => one.site).map((one) => `    ${quoted(one.site)},`);
     const work = ["with gh.record(model, *sites) as seen:", `    model(${inputs})`];
     return [
       ...lines,
