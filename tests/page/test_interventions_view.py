@@ -385,7 +385,7 @@ def test_without_token_predictions(head: object, encoder: Trained, visit: Visit,
             said = model(ids)
         moved = (seen["final"] - before).norm(dim=-1) / before.norm(dim=-1)
     assert value(page, "loss-after") == near(float(moved.mean()))
-    if model.spec.head.kind.endswith("label"):
+    if model.spec.head.kind.endswith("classification"):
         probabilities = said.reshape(-1, 3)[-1].softmax(-1)
         rows = page.eval_on_selector_all(".twin", "all => all.map(one => [one.dataset.id, one.dataset.after])")
         assert {int(one): float(after) for one, after in rows} == {

@@ -56,7 +56,7 @@ interface Model {
   norm: string;
   norm_placement: "pre" | "post" | "sandwich";
   feedforward: string;
-  head: string;
+  head: string; // "next_token", "masked_token", "sequence_classification", "token_classification", or one without logits
   parameters: number;
   attentions: Attention[];
   predicts_tokens: boolean;

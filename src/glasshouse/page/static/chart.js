@@ -1,7 +1,7 @@
 // Line charts over training steps, or along something else: axes, a legend with values, and a cursor at one step.
 
 import { h, put, s } from "glasshouse/dom.js";
-import { short } from "glasshouse/number.js";
+import { clamp, short } from "glasshouse/number.js";
 
 const LEFT = 52; // pixels for axis labels
 const BELOW = 22;
@@ -241,7 +241,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
     }[event.key];
     if (event.key === "Enter" || event.key === " ") onpick?.(dense[Math.min(now, dense.length - 1)]);
     else if (to === undefined) return;
-    else onmove?.(dense[Math.max(0, Math.min(dense.length - 1, to))], true);
+    else onmove?.(dense[clamp(to, dense.length - 1)], true);
     event.preventDefault();
   }
 

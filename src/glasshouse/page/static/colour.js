@@ -1,6 +1,7 @@
 // Theme and colour scales: one sequential, one diverging.
 
 import { h, penOf } from "glasshouse/dom.js";
+import { clamp } from "glasshouse/number.js";
 
 const system = matchMedia("(prefers-color-scheme: dark)");
 /** @type {Set<() => void>} */
@@ -100,7 +101,7 @@ export function balanceInk(value) {
  * @returns {string}
  */
 function readable(table, value) {
-  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, Math.abs(value) || 0)));
+  const at = 3 * Math.round(255 * clamp(Math.abs(value) || 0, 1));
   const light = (0.299 * table[at] + 0.587 * table[at + 1] + 0.114 * table[at + 2]) / 255;
   return light > 0.55 ? "#10201a" : "#f4fbf7";
 }
@@ -111,7 +112,7 @@ function readable(table, value) {
  * @returns {string}
  */
 function pick(table, share) {
-  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, share || 0)));
+  const at = 3 * Math.round(255 * clamp(share || 0, 1));
   return `rgb(${table[at]}, ${table[at + 1]}, ${table[at + 2]})`;
 }
 

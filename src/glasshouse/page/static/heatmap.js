@@ -4,6 +4,7 @@ import { onTheme } from "glasshouse/colour.js";
 import { h } from "glasshouse/dom.js";
 import { draw, LABELLED, LETTER } from "glasshouse/heatmap/drawing.js";
 import { TILE, Tiles } from "glasshouse/heatmap/tiles.js";
+import { clamp } from "glasshouse/number.js";
 
 const WIDEST = 72; // pixels of a cell
 const TALLEST = 640; // pixels of the whole
@@ -348,11 +349,9 @@ export class Heatmap {
     const by = { ArrowUp: [-side, 0], ArrowDown: [side, 0], ArrowLeft: [0, -side], ArrowRight: [0, side] }[event.key];
     if (by) {
       const from = this.cursor ?? this.map;
-      /** @type {(value: number, size: number) => number} */
-      const clamp = (value, size) => Math.max(0, Math.min(size - 1, value));
       this.cursor = {
-        row: clamp(from.row + by[0], this.map.rows.length),
-        column: clamp(from.column + by[1], this.map.columns.length),
+        row: clamp(from.row + by[0], this.map.rows.length - 1),
+        column: clamp(from.column + by[1], this.map.columns.length - 1),
       };
       this.reveal(this.cursor.row, this.cursor.column);
       this.paint();

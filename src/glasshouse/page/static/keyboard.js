@@ -1,6 +1,7 @@
 // Keyboard shortcuts of the page, and their list.
 
 import { h } from "glasshouse/dom.js";
+import { clamp } from "glasshouse/number.js";
 
 const KEYS = [
   ["← →", "next token, cell or map position"],
@@ -41,13 +42,11 @@ export function pressed(page, event) {
   const target = event.target instanceof Element ? event.target : null;
   if (target?.closest("input, textarea, select, dialog")) return;
   const { layer, head } = state.values;
-  /** @type {(value: number, most: number) => number} */
-  const within = (value, most) => Math.max(0, Math.min(most, value));
   const number = Number(event.key);
-  if (event.key === "[") state.set({ layer: within(layer - 1, page.layers - 1) });
-  else if (event.key === "]") state.set({ layer: within(layer + 1, page.layers - 1) });
-  else if (event.key === ",") state.set({ head: within(head - 1, page.model.n_heads - 1) });
-  else if (event.key === ".") state.set({ head: within(head + 1, page.model.n_heads - 1) });
+  if (event.key === "[") state.set({ layer: clamp(layer - 1, page.layers - 1) });
+  else if (event.key === "]") state.set({ layer: clamp(layer + 1, page.layers - 1) });
+  else if (event.key === ",") state.set({ head: clamp(head - 1, page.model.n_heads - 1) });
+  else if (event.key === ".") state.set({ head: clamp(head + 1, page.model.n_heads - 1) });
   else if (event.key === "?") page.keys.showModal();
   else if (number >= 1 && number <= routing.views.length) routing.choose(routing.views[number - 1].name);
   else if (target?.getAttribute("role") === "tab" && event.key === "ArrowRight") routing.step(1);

@@ -44,6 +44,16 @@ export function count(value) {
 }
 
 /**
+ * A number within 0 and `most`.
+ * @param {number} value
+ * @param {number} most
+ * @returns {number}
+ */
+export function clamp(value, most) {
+  return Math.max(0, Math.min(most, value));
+}
+
+/**
  * One of a thing, or several.
  * @param {number} n
  * @param {string} one

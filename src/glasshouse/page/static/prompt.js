@@ -3,7 +3,7 @@
 import { request } from "glasshouse/api.js";
 import { h, put, reveal } from "glasshouse/dom.js";
 import { ViewContext } from "glasshouse/view_context.js";
-import { plural } from "glasshouse/number.js";
+import { clamp, plural } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
 
 const PAUSE = 300; // milliseconds without a key press before typed text is applied
@@ -163,7 +163,7 @@ export class Prompt {
     const to = { ArrowRight: now + 1, ArrowLeft: now - 1, Home: 0, End: length - 1 }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    this.choose(side, Math.max(0, Math.min(length - 1, to)));
+    this.choose(side, clamp(to, length - 1));
   }
 
   /** @param {Changed} changed */

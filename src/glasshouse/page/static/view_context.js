@@ -56,7 +56,34 @@ export class ViewContext {
    * @returns {boolean}
    */
   get hasProbabilities() {
-    return this.model.predicts_tokens || this.model.head.endsWith("label");
+    return this.hasPositionLogits || this.model.head === "sequence_classification";
+  }
+
+  /**
+   * Whether the model predicts something at each position.
+   * @returns {boolean}
+   */
+  get hasPositionLogits() {
+    return this.model.predicts_tokens || this.model.head === "token_classification";
+  }
+
+  /**
+   * What the model predicts, as a title.
+   * @returns {string}
+   */
+  get predictionsTitle() {
+    const { head } = this.model;
+    if (head === "next_token") return "Next-token probabilities";
+    return head === "masked_token" ? "Masked-token predictions" : "Label probabilities";
+  }
+
+  /**
+   * The beginning of a sentence about a model without such predictions.
+   * @returns {string}
+   */
+  get headSentence() {
+    const { head } = this.model;
+    return head === "none" ? "This model has no head" : `The head of this model is ${head}`;
   }
 
   /**

@@ -1,7 +1,7 @@
 // Widgets shared by the views.
 
 import { h, put } from "glasshouse/dom.js";
-import { short } from "glasshouse/number.js";
+import { clamp, short } from "glasshouse/number.js";
 
 const SHORT = 12; // characters that fit the widest token in any script
 
@@ -83,7 +83,7 @@ export function stepper(label, onchange) {
   let most = 0;
   /** @param {number} value */
   function move(value) {
-    const held = Math.max(0, Math.min(most, Math.round(value) || 0));
+    const held = clamp(Math.round(value) || 0, most);
     input.value = String(held);
     onchange(held);
   }
@@ -188,12 +188,12 @@ export function bars(rows, { label }) {
     rows.map((row) => {
       const filled = h("span", {
         class: "filled",
-        style: { width: `${100 * Math.max(0, Math.min(1, row.share))}%` },
+        style: { width: `${100 * clamp(row.share, 1)}%` },
       });
       const under =
         row.second === undefined
           ? null
-          : h("span", { class: "under", style: { width: `${100 * Math.max(0, Math.min(1, row.second))}%` } });
+          : h("span", { class: "under", style: { width: `${100 * clamp(row.second, 1)}%` } });
       const line = [
         h("span", { class: "what" }, row.name),
         h("span", { class: "track", "aria-hidden": "true" }, under, filled),

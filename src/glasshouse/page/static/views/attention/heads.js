@@ -3,7 +3,7 @@
 import { Superseded } from "glasshouse/api.js";
 import { onTheme, ramp } from "glasshouse/colour.js";
 import { h, penOf, put } from "glasshouse/dom.js";
-import { count, short } from "glasshouse/number.js";
+import { clamp, count, short } from "glasshouse/number.js";
 import { choice, panel } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { SCALES, SCORES, typeName } from "glasshouse/views/attention/selection.js";
@@ -138,8 +138,8 @@ export function heads(selection) {
     const from = event.target.closest(".small-map");
     if (!by || !from) return;
     event.preventDefault();
-    const layer = Math.max(0, Math.min(rows.length - 1, Number(from.dataset.layer) + by[0]));
-    const head = Math.max(0, Math.min(model.n_heads - 1, Number(from.dataset.head) + by[1]));
+    const layer = clamp(Number(from.dataset.layer) + by[0], rows.length - 1);
+    const head = clamp(Number(from.dataset.head) + by[1], model.n_heads - 1);
     rows[layer].cells[head].button.focus();
     context.set({ layer, head });
   }

@@ -3,7 +3,7 @@
 import { isSaved } from "glasshouse/api.js";
 import { h, put, s } from "glasshouse/dom.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
-import { percent, short } from "glasshouse/number.js";
+import { clamp, percent, short } from "glasshouse/number.js";
 import { choice, panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
@@ -176,6 +176,6 @@ export function lines(selection) {
  * @returns {[number, number]}
  */
 function span(place, length) {
-  const start = Math.max(0, Math.min(place - Math.floor((2 * WINDOW) / 3), length - WINDOW));
+  const start = clamp(place - Math.floor((2 * WINDOW) / 3), length - WINDOW);
   return [start, Math.min(length, start + WINDOW)];
 }

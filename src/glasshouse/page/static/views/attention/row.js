@@ -2,7 +2,7 @@
 
 import { onTheme } from "glasshouse/colour.js";
 import { h, penOf, put } from "glasshouse/dom.js";
-import { count, short } from "glasshouse/number.js";
+import { clamp, count, short } from "glasshouse/number.js";
 import { bars, cut, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
@@ -86,7 +86,7 @@ function strip(selection) {
     const place = canvas.getBoundingClientRect();
     const { length } = selection.keys;
     selection.choose({
-      key: Math.max(0, Math.min(length - 1, Math.floor(((event.clientX - place.left) / place.width) * length))),
+      key: clamp(Math.floor(((event.clientX - place.left) / place.width) * length), length - 1),
     });
   }
 

@@ -1,6 +1,7 @@
 // The attention selection and the colour scales of weights.
 
 import { decodeTensor } from "glasshouse/tensor.js";
+import { clamp } from "glasshouse/number.js";
 
 const LONG = 512; // tokens from which the logarithmic scale is the default
 /** @type {Record<string, { title: string, ticks: number[], normalize: (weight: number) => number }>} */
@@ -44,12 +45,12 @@ export class Selection {
 
   /** @returns {number} */
   get layer() {
-    return Math.max(0, Math.min(this.context.state.layer, this.kind.layers - 1));
+    return clamp(this.context.state.layer, this.kind.layers - 1);
   }
 
   /** @returns {number} */
   get head() {
-    return Math.max(0, Math.min(this.context.state.head, this.context.model.n_heads - 1));
+    return clamp(this.context.state.head, this.context.model.n_heads - 1);
   }
 
   /** @returns {Token[]} */

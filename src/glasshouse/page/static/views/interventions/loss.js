@@ -2,7 +2,7 @@
 
 import { balance, balanceInk, ink, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
-import { plural, short } from "glasshouse/number.js";
+import { clamp, plural, short } from "glasshouse/number.js";
 import { panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
@@ -87,7 +87,7 @@ export function loss(context) {
     const old = decodeTensor(before.values).data;
     const now = decodeTensor(after.values).data;
     const shift = isLoss && model.kind !== "encoder" ? 1 : 0; // targets are shifted by one
-    const first = Math.max(0, Math.min(context.token - TOKENS / 2, context.row.length - TOKENS));
+    const first = clamp(context.token - TOKENS / 2, context.row.length - TOKENS);
     const shown = context.row
       .slice(first, first + TOKENS)
       .map((one, i) => ({ one, place: first + i, was: old[first + i - shift], is: now[first + i - shift] }));

@@ -2,7 +2,7 @@
 
 import { balance } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
-import { plural, short } from "glasshouse/number.js";
+import { clamp, plural, short } from "glasshouse/number.js";
 import { choice, panel, token } from "glasshouse/widgets.js";
 import { isNumber, show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
 import { named } from "glasshouse/views/interventions/site.js";
@@ -139,7 +139,7 @@ export function patching(context, changes) {
       context.token,
     ]);
   /** @type {(length: number) => number[]} */
-  const inView = (length) => Array.from({ length: Math.max(0, Math.min(PLACES, length - from)) }, (_, i) => from + i);
+  const inView = (length) => Array.from({ length: clamp(length - from, PLACES) }, (_, i) => from + i);
   const shared = () => Math.min(row().length, other.length); // positions that both texts have
 
   /**

@@ -12,9 +12,6 @@ const SHOWN = 8; // candidates before, and after
  */
 export function predictions(context) {
   const { model } = context;
-  const title =
-    { next_token: "Next-token probabilities", masked_token: "Masked-token predictions" }[model.head] ??
-    "Label probabilities";
   const list = h("div", {
     class: "twins",
     role: "list",
@@ -29,11 +26,9 @@ export function predictions(context) {
     h("span", {}, h("i", { class: "twin-after" }), "after"),
   );
   const nothing = () =>
-    placeholder(
-      `${model.head === "none" ? "This model has no head" : `The head of this model is ${model.head}`}, so it predicts no tokens: see the change in its final hidden states.`,
-    );
+    placeholder(`${context.headSentence}, so it predicts no tokens: see the change in its final hidden states.`);
   const node = panel(
-    title,
+    context.predictionsTitle,
     "At the selected token, before and after the edits.",
     context.hasProbabilities ? [key, list, apart] : nothing(),
   );

@@ -18,11 +18,10 @@ import { ablation } from "glasshouse/views/interventions/ablation.js";
  * @returns {MountedView}
  */
 export function mount(context, root) {
-  const { model } = context;
   const changes = history(context);
   const inside = [ablation(context, changes), editList(context, changes)];
   const outcome = [predictions(context), loss(context)];
-  if (model.predicts_tokens || model.head === "token_classification") outcome.push(lens(context));
+  if (context.hasPositionLogits) outcome.push(lens(context));
   const second = patching(context, changes);
   const parts = [...inside, ...outcome, second];
   /** @type {(some: Part[]) => HTMLElement[]} */

@@ -2,7 +2,7 @@
 
 import { balance, onTheme, shade } from "glasshouse/colour.js";
 import { h, penOf, put } from "glasshouse/dom.js";
-import { short } from "glasshouse/number.js";
+import { clamp, short } from "glasshouse/number.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { cut } from "glasshouse/widgets.js";
 
@@ -167,9 +167,7 @@ export function matrix(piece) {
     const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!by) return;
     event.preventDefault();
-    /** @type {(value: number, size: number) => number} */
-    const within = (value, size) => Math.max(0, Math.min(size - 1, value));
-    if (cursor.on) tell(within(cursor.row + by[0], rows), within(cursor.column + by[1], columns));
+    if (cursor.on) tell(clamp(cursor.row + by[0], rows - 1), clamp(cursor.column + by[1], columns - 1));
     else tell(cursor.row, cursor.column);
     cursor.on = true;
     draw();

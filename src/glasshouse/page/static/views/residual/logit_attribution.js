@@ -1,7 +1,7 @@
 // Direct logit attribution: contributions to a logit by layer, and the largest of them.
 
 import { h, put } from "glasshouse/dom.js";
-import { percent, short } from "glasshouse/number.js";
+import { clamp, percent, short } from "glasshouse/number.js";
 import { bars, panel, token } from "glasshouse/widgets.js";
 import { row, decodeTensor } from "glasshouse/tensor.js";
 
@@ -64,8 +64,6 @@ export function logitAttribution(context) {
     const by = { ArrowLeft: [0, -1], ArrowRight: [0, 1], ArrowUp: [1, 0], ArrowDown: [-1, 0] }[event.key];
     if (!by) return;
     event.preventDefault();
-    /** @type {(value: number, most: number) => number} */
-    const clamp = (value, most) => Math.max(0, Math.min(most, value));
     if (by[1]) context.set({ head: clamp(head + by[1], context.model.n_heads - 1) });
     else context.set({ layer: clamp(layer + by[0], context.model.n_layers - 1) });
   }

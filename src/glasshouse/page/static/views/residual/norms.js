@@ -10,14 +10,12 @@ import { decodeTensor } from "glasshouse/tensor.js";
  * @returns {TableContent<"norms", { norm: number }>}
  */
 export function norms(context, rescaled) {
-  const head =
-    context.model.head === "none" ? "This model has no head" : `The head of this model is ${context.model.head}`;
   /** @type {[number, number] | null} */
   let span = null; // the smallest and the largest norm so far
 
   return {
     title: "Residual norms",
-    about: `${head}, so it has no per-position logits and no logit lens. Shown instead: the norm of the residual stream at every layer and position.`,
+    about: `${context.headSentence}, so it has no per-position logits and no logit lens. Shown instead: the norm of the residual stream at every layer and position.`,
     endpoint: "norms",
     controls: [],
     draw() {},

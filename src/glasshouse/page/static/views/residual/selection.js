@@ -1,5 +1,7 @@
 // The selection: a token and a row of the table (row 0: the embedding).
 
+import { clamp } from "glasshouse/number.js";
+
 /**
  * How many rows the table has.
  * @param {ViewContext} context
@@ -35,7 +37,7 @@ export function rowName(number) {
 export function select(context, place, number) {
   const last = context.row.length - 1;
   /** @type {Partial<PageState>} */
-  const changes = { token: Math.max(0, Math.min(last, place)) };
+  const changes = { token: clamp(place, last) };
   if (number !== undefined)
     Object.assign(changes, { layer: Math.max(0, number - 1), residual_embed: number ? undefined : 1 });
   context.set(changes);

@@ -7,6 +7,7 @@ import { panel, token } from "glasshouse/widgets.js";
 import { logitLens } from "glasshouse/views/residual/logit_lens.js";
 import { norms } from "glasshouse/views/residual/norms.js";
 import { chosenRow, depth, rowName, select } from "glasshouse/views/residual/selection.js";
+import { clamp } from "glasshouse/number.js";
 
 const COLUMNS = 16; // positions of a tile
 const ROWS = 12; // layers of a tile
@@ -278,7 +279,7 @@ export function table(context, reads) {
     const to = { ArrowLeft: [-1, 0], ArrowRight: [1, 0], ArrowUp: [0, 1], ArrowDown: [0, -1] }[event.key];
     if (event.key === "Home") select(context, 0, number);
     else if (event.key === "End") select(context, context.row.length - 1, number);
-    else if (to) select(context, context.token + to[0], Math.max(0, Math.min(depth(context) - 1, number + to[1])));
+    else if (to) select(context, context.token + to[0], clamp(number + to[1], depth(context) - 1));
     else return;
     event.preventDefault();
   }

@@ -17,7 +17,7 @@ import { table } from "glasshouse/views/residual/table.js";
  * @returns {MountedView}
  */
 export function mount(context, root) {
-  const reads = context.model.predicts_tokens || context.model.head === "token_classification";
+  const reads = context.hasPositionLogits;
   const first = table(context, reads);
   const facts = [...(reads ? [cell(context)] : []), normByLayer(context), similarity(context)];
   const last = context.model.predicts_tokens ? [logitAttribution(context)] : [];

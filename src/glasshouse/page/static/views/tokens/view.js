@@ -55,9 +55,7 @@ async function inPython(context) {
  */
 function nextToken(context) {
   const { model } = context;
-  const title =
-    { next_token: "Next-token probabilities", masked_token: "Masked-token predictions" }[model.head] ??
-    "Label probabilities";
+  const title = context.predictionsTitle;
   const about =
     {
       next_token: "The most likely tokens after the selected one. Click a token to append it there.",
@@ -92,7 +90,7 @@ function nextToken(context) {
       ]
     : [];
   const node = panel(title, about, list, facts, controls, written);
-  if (!model.predicts_tokens && model.head !== "sequence_classification" && model.head !== "token_classification")
+  if (!context.hasProbabilities)
     put(
       list,
       placeholder(`The head of this model is ${model.head}, which predicts no tokens; open its attention instead.`),
@@ -102,7 +100,7 @@ function nextToken(context) {
     node,
     async draw() {
       settings?.draw();
-      if (list.querySelector(".placeholder")) return;
+      if (!context.hasProbabilities) return;
       const { temperature, top_k: topK, top_p: topP } = context.state;
       /** @type {RequestBody} */
       const body = { forward_pass: context.forwardPass(), position: context.token, show: SHOWN };

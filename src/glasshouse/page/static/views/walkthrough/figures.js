@@ -2,7 +2,7 @@
 
 import { balance, balanceInk, shade } from "glasshouse/colour.js";
 import { h, penOf, s } from "glasshouse/dom.js";
-import { percent, plural, short } from "glasshouse/number.js";
+import { clamp, percent, plural, short } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { formula } from "glasshouse/views/walkthrough/formula.js";
@@ -111,7 +111,7 @@ function strip(name, data, say, { share = false, label = (i) => `${plain(name)}[
   let at = 0;
   /** @param {number} i */
   function tell(i) {
-    at = Math.max(0, Math.min(data.length - 1, i));
+    at = clamp(i, data.length - 1);
     const text = `${label(at)} = ${exact(data[at])}`;
     canvas.setAttribute("aria-valuenow", String(at));
     canvas.setAttribute("aria-valuetext", text);

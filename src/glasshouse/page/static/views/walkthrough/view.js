@@ -9,6 +9,7 @@ import { describe } from "glasshouse/views/walkthrough/cards.js";
 import { exact } from "glasshouse/views/walkthrough/figures.js";
 import { formula } from "glasshouse/views/walkthrough/formula.js";
 import { draw as drawPath } from "glasshouse/views/walkthrough/diagram.js";
+import { clamp } from "glasshouse/number.js";
 
 const NARROW = matchMedia("(max-width: 760px)");
 const BUSY =
@@ -384,7 +385,7 @@ class Walkthrough {
     }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    const next = cells[Math.max(0, Math.min(cells.length - 1, to))];
+    const next = cells[clamp(to, cells.length - 1)];
     cell.tabIndex = -1;
     next.tabIndex = 0;
     next.focus();
