@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo pictures test quick examples browser lint types structure models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,7 +43,7 @@ test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a 
 	  wait $$types; types=$$?; cat build/types.log; exit $$((tests + types))
 
 # Every long suite of a CPU, the gate first.
-CHECK := test numerics examples models text generation training distributed simulate serving serving-load page inspection claims commands wheel docs oldest-torch coverage mutants
+CHECK := test lint-js numerics examples models text generation training distributed simulate serving serving-load page inspection claims commands wheel docs oldest-torch coverage mutants
 check: $(VENV)/.ready  ## every long suite of a CPU one after the other, then one table; goes on where it stopped (a day)
 	$(BIN)/python tests/check.py $(CHECK)
 
@@ -70,6 +70,18 @@ lint: $(VENV)/.ready  ## style and likely mistakes
 
 structure: $(VENV)/.ready  ## lines, files, import circles and the longest import chain; AT=revision compares
 	$(BIN)/python tests/structure.py $(AT)
+
+# The tools of the page's JavaScript are for development: the page has no build step, and make test needs no Node.js.
+node_modules/.ready: package.json package-lock.json
+	npm ci --no-audit --no-fund
+	touch $@
+
+lint-js: node_modules/.ready  ## format and likely mistakes of the page's JavaScript and CSS (Biome), types by JSDoc (tsc)
+	node_modules/.bin/biome check --error-on-warnings
+	node_modules/.bin/tsc
+
+format-js: node_modules/.ready  ## format the page's JavaScript and CSS
+	node_modules/.bin/biome format --write
 
 types: $(VENV)/.ready  ## mypy, strict, on the package and README's Python, which basedpyright checks too
 	$(TYPES)
@@ -201,4 +213,4 @@ claims: $(VENV)/.ready  ## every statement of the notes, those that need trainin
 	$(BIN)/python -m pytest -m long tests/claims/test_faults.py
 
 clean:  ## remove what was built
-	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) node_modules build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -117,7 +117,8 @@ def test_nothing_is_written_twice() -> None:
         code = [
             (n, line)
             for n, line in lines
-            if not line.startswith(("import ", "from ", ")", "]", "}", "@", "def ")) and line[-1] not in ",([{"
+            if not line.startswith(("import ", "from ", ")", "]", "}", "@", "def ", "/**", "* @", "*/"))
+            and line[-1] not in ",([{"
         ]
         for start in range(len(code) - REPEATED + 1):
             window = tuple(line for _, line in code[start : start + REPEATED])

@@ -320,3 +320,19 @@ def test_it_fits_the_screen(
     picture(page, f"chat-two-{width}{'-dark' if dark else ''}")
     assert page.evaluate(NAMELESS, CONTROLS) == []
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_nothing_is_sent_before_the_server_has_answered(server: Server, browser: Browser) -> None:
+    context = browser.new_context()
+    page = context.new_page()
+    page.set_default_timeout(WAIT)
+    errors: list[str] = []
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.route("**/props", lambda route: None)  # never
+    page.goto(server.address + "/")
+    page.get_by_test_id("message").fill("the cat")
+    page.get_by_test_id("send").click()
+    page.get_by_test_id("new").click()
+    expect(page.get_by_test_id("message")).to_have_value("the cat")
+    assert not errors
+    context.close()

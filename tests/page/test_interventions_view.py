@@ -385,7 +385,7 @@ def test_without_token_predictions(head: object, encoder: Trained, visit: Visit,
             said = model(ids)
         moved = (seen["final"] - before).norm(dim=-1) / before.norm(dim=-1)
     assert value(page, "loss-after") == near(float(moved.mean()))
-    if model.spec.head.kind.endswith("label"):
+    if model.spec.head.kind.endswith("classification"):
         probabilities = said.reshape(-1, 3)[-1].softmax(-1)
         rows = page.eval_on_selector_all(".twin", "all => all.map(one => [one.dataset.id, one.dataset.after])")
         assert {int(one): float(after) for one, after in rows} == {
@@ -407,7 +407,7 @@ def test_a_saved_page_includes_the_requests_of_the_view(
     trained: Trained = request.getfixturevalue(kind)
     given = {
         "text": SOURCE if kind == "pair" else TEXT,
-        "other": "one six two" if kind == "pair" else OTHER,
+        "patch_from": "one six two" if kind == "pair" else OTHER,
         "edits": [{"kind": "scale", "site": f"{STACK[kind]}z.0[head=1]", "factor": 0.5}],
         "token": 1,
         "appended": gh.generate(*trained, SOURCE)[0].ids if kind == "pair" else [],
@@ -446,3 +446,21 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
         for name in ("before", "after"):
             assert float(row[name]) == near(float(names[name].detach()[int(row["id"])]))
     assert json.dumps(state_of(page)["edits"]) == json.dumps(edits)
+
+
+def test_a_divergence_that_is_no_number_is_not_zero(decoder: Trained, visit: Visit) -> None:
+    edits = [{"kind": "scale", "site": "resid_post.0", "factor": 1e39}]  # infinite in float32
+    page = visit(decoder, view="interventions", text=TEXT, edits=edits)
+    expect(page.locator("[data-testid=divergence]")).to_have_text("KL divergence: \N{EN DASH} nats.")
+
+
+def test_a_sweep_without_a_number_for_any_head_ends(decoder: Trained, visit: Visit) -> None:
+    def answer(route: Route) -> None:
+        sites = json.loads(route.request.post_data or "")["sites"]
+        route.fulfill(json={"before": 1, "loss_increase": [None if "head" in one else 0.5 for one in sites]})
+
+    page = visit(decoder, view="interventions", text=TEXT)
+    page.route("**/ablate_each", answer)
+    page.locator("[data-testid=sweep]").click()
+    settle(page)
+    expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("Each number is the increase in mean loss")

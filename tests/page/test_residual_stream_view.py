@@ -338,7 +338,7 @@ def test_a_saved_page_includes_the_requests_of_the_view(
     stack = "encoder." if kind == "pair" else ""
     given = {
         "text": SOURCE if kind == "pair" else TEXT,
-        "other": "one six two" if kind == "pair" else "the dog sat on the mat and the bird",
+        "patch_from": "one six two" if kind == "pair" else "the dog sat on the mat and the bird",
         "edits": [{"kind": "patch", "site": f"{stack}resid_post.0[position=1]"}],
         "token": 1,
         "layer": 1,

@@ -160,9 +160,9 @@ def test_curves_grow_and_are_truncated(copied: Path, visit: Visit) -> None:
         expect(far).to_contain_text("step 30 of 60")
         page.get_by_text("the values as a table").click()
         steps = page.locator("[data-testid=run-values] tbody th")
-        journal.write(31, loss=1.25, lr=0.001, grad_norm=1.0, n_targets=700, tokens_per_second=768.0)
+        journal.write(31, loss=1.25, lr=0.001, grad_norm=1.0, n_targets=700, tokens_per_second=384.0)
         expect(far).to_contain_text("step 31 of 60")
-        expect(far).to_contain_text("about 29 s left")  # 29 steps of 768 tokens
+        expect(far).to_contain_text("about 29 s left")  # 29 steps of 384 tokens
         assert value(page, "at-loss") == 1.25
         assert value(page, "now-loss") == 1.25
         expect(steps).to_have_text([str(step) for step in range(1, 32)])  # old ones stay, new ones join

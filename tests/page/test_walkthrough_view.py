@@ -224,6 +224,16 @@ def test_numbers_show_all_digits(decoder: Trained, visit: Visit) -> None:
     expect(strip).to_have_count(0)
 
 
+def test_arrows_go_down_in_a_matrix_of_few_rows(decoder: Trained, visit: Visit) -> None:
+    tok = decoder[1]
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=len(tok), n_heads=16, n_kv_heads=16)).eval()
+    assert model.spec.d_head == 4  # so the corner of W_Q has four rows of eight numbers
+    page = visit((model, tok), text=TEXT, view="walkthrough", walkthrough_card="attention:query")
+    page.get_by_test_id("matrix-WQ").locator(".cell").first.focus()
+    page.keyboard.press("ArrowDown")
+    expect(page.get_by_test_id("walkthrough-value")).to_contain_text("WQ[1, 0] = ")
+
+
 def test_the_selection_is_that_of_the_page(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, view="walkthrough", walkthrough_card="attention:query")
     before = vector(page, "attention:query", "q")

@@ -1,9 +1,9 @@
 // Requests to the server with a cache; in a saved page, lookups in the responses stored in the file.
 
+import { headers } from "glasshouse/access.js";
 import { served } from "glasshouse/manifest.js";
 
 const MAX_CACHED = 200; // responses
-const KEY = "glasshouse-key"; // in the storage of this tab
 export const SILENT = `The server does not respond; if it was stopped, restart it with “glasshouse ${served ? "serve" : "look"}”.`;
 
 /** The state changed while a request was in flight: its response need not be drawn. */
@@ -17,45 +17,50 @@ export class KeyError extends ApiError {}
 /** The model of this page, where several are served; empty for the first. */
 export const servedModel = new URLSearchParams(location.search).get("model") ?? "";
 
-/** The headers of every request: a key is sent by the page, never by the browser on its own. */
-export function headers() {
-  const key = served ? sessionStorage.getItem(KEY) : null;
-  return { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
-}
-
-/** Keep the key for this tab. */
-export function rememberKey(key) {
-  sessionStorage.setItem(KEY, key);
-}
-
 const saved = document.getElementById("saved");
+/** @type {{ fragment: string, responses: Record<string, any> } | null} */
 const snapshot = saved ? JSON.parse(saved.textContent) : null;
 
 const PERMANENT = /^(model|tokenize) /; // never evicted: every page needs them
+/** @type {Map<string, Promise<any>>} */
 const cache = new Map();
+/** @type {Map<string, string>} */
 const topics = new Map(); // by cache key: the forward pass of the request
+/** @type {Map<string, { control: AbortController, topic: string }>} */
 const inFlight = new Map();
 
+/**
+ * The same value with the keys of all objects in order, as Python writes them.
+ * @param {unknown} value
+ * @returns {unknown}
+ */
 function ordered(value) {
   if (Array.isArray(value)) return value.map(ordered);
   if (value === null || typeof value !== "object") return value;
-  const names = Object.keys(value).filter((name) => value[name] !== undefined).sort();
-  return Object.fromEntries(names.map((name) => [name, ordered(value[name])]));
+  const given = Object.entries(value).filter(([, one]) => one !== undefined);
+  return Object.fromEntries(given.sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, one]) => [name, ordered(one)]));
 }
 
 export const isSaved = snapshot !== null;
 export const savedFragment = snapshot?.fragment ?? "";
 
-/** Send a request to an endpoint. With `fresh` the response is not cached. */
+/**
+ * Send a request to an endpoint. With `fresh` the response is not cached.
+ * @template {Endpoint} K
+ * @param {K} name
+ * @param {RequestBody} [body]
+ * @param {RequestOptions} [options]
+ * @returns {Promise<Responses[K]>}
+ */
 export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
   const text = JSON.stringify(ordered(body));
   const key = `${name} ${text}`;
-  if (snapshot) return lookUp(name, key);
-  if (!fresh && cache.has(key)) {
-    const promise = cache.get(key);
+  if (snapshot) return lookUp(key);
+  const cached = fresh ? undefined : cache.get(key);
+  if (cached) {
     cache.delete(key);
-    cache.set(key, promise); // most recently used last
-    return promise;
+    cache.set(key, cached); // most recently used last
+    return cached;
   }
   const control = new AbortController();
   const promise = send(name, text, control.signal).finally(() => inFlight.delete(key));
@@ -64,16 +69,27 @@ export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
     cache.set(key, promise);
     topics.set(key, topic);
     promise.catch(() => cache.delete(key));
-    if (cache.size > MAX_CACHED) cache.delete([...cache.keys()].find((one) => !PERMANENT.test(one)));
+    const oldest = cache.size > MAX_CACHED ? [...cache.keys()].find((one) => !PERMANENT.test(one)) : undefined;
+    if (oldest !== undefined) cache.delete(oldest);
   }
   return promise;
 }
 
-async function lookUp(name, key) {
-  if (key in snapshot.responses) return snapshot.responses[key];
+/**
+ * @param {string} key
+ * @returns {Promise<any>}
+ */
+async function lookUp(key) {
+  if (snapshot && key in snapshot.responses) return snapshot.responses[key];
   throw new ApiError("This saved page does not include that; open the model with “glasshouse look” to see it.");
 }
 
+/**
+ * @param {string} name
+ * @param {string} text
+ * @param {AbortSignal} signal
+ * @returns {Promise<any>}
+ */
 async function send(name, text, signal) {
   let answer;
   try {
@@ -96,11 +112,15 @@ async function send(name, text, signal) {
     if (error.name === "AbortError") throw new Superseded();
     throw new ApiError(`The server responded with status ${answer.status}.`);
   }
-  if (!answer.ok) throw new ApiError(given.error?.message ?? given.error ?? `The server responded with status ${answer.status}.`);
+  if (!answer.ok)
+    throw new ApiError(given.error?.message ?? given.error ?? `The server responded with status ${answer.status}.`);
   return given;
 }
 
-/** Abort requests about any other topic. */
+/**
+ * Abort requests about any other topic.
+ * @param {Set<string>} topics
+ */
 export function abortOthers(topics) {
   for (const { control, topic } of inFlight.values()) if (topic && !topics.has(topic)) control.abort();
 }
@@ -108,15 +128,20 @@ export function abortOthers(topics) {
 /**
  * Completed requests for some forward passes, or for none: what a saved page needs, as
  * {forward_passes, requests: ["name index body"]}, in which each forward pass is listed once.
+ * @param {Set<string>} forwardPasses
+ * @returns {{ forward_passes: string[], requests: string[] }}
  */
 export function requestsFor(forwardPasses) {
   const listed = [...forwardPasses];
   const requests = [];
   for (const key of cache.keys()) {
-    if (inFlight.has(key) || (topics.get(key) && !forwardPasses.has(topics.get(key)))) continue;
+    const topic = topics.get(key);
+    if (inFlight.has(key) || (topic && !forwardPasses.has(topic))) continue;
     const [name, text] = [key.slice(0, key.indexOf(" ")), key.slice(key.indexOf(" ") + 1)];
     const { forward_pass: forwardPass, ...body } = JSON.parse(text);
-    const number = forwardPass ? listed.findIndex((one) => JSON.stringify(ordered(JSON.parse(one))) === JSON.stringify(forwardPass)) : -1;
+    const number = forwardPass
+      ? listed.findIndex((one) => JSON.stringify(ordered(JSON.parse(one))) === JSON.stringify(forwardPass))
+      : -1;
     if (forwardPass && number < 0) continue;
     requests.push(`${name} ${number < 0 ? "-" : number} ${JSON.stringify(body)}`);
   }

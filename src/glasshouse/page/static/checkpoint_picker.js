@@ -7,20 +7,40 @@ import { slider } from "glasshouse/widgets.js";
 const OFTEN = 5000; // milliseconds between polls for new checkpoints
 
 export class CheckpointPicker {
+  /** @param {Page} page */
   constructor(page) {
     this.page = page;
-    this.slider = slider("checkpoint", { min: 0, max: 0, step: 1, shown: (at) => page.model.checkpoints[at] ?? "", oninput: (at) => this.go(at) });
+    this.slider = slider("checkpoint", {
+      min: 0,
+      max: 0,
+      step: 1,
+      shown: (at) => page.model.checkpoints[at] ?? "",
+      oninput: (at) => this.go(at),
+    });
     this.slider.dataset.testid = "checkpoints";
-    this.compareWith = h("select", { "aria-label": "compare with", data: { testid: "compare-with" }, on: { change: () => page.state.set({ compare_with: this.compareWith.value }) } });
-    this.node = h("section", { class: "checkpoint-picker", "aria-label": "checkpoints" }, this.slider, this.compareWith);
+    this.compareWith = h("select", {
+      "aria-label": "compare with",
+      data: { testid: "compare-with" },
+      on: { change: () => page.state.set({ compare_with: this.compareWith.value }) },
+    });
+    this.node = h(
+      "section",
+      { class: "checkpoint-picker", "aria-label": "checkpoints" },
+      this.slider,
+      this.compareWith,
+    );
     this.node.hidden = page.model.checkpoints.length < 2;
     if (page.model.run && !isSaved) setInterval(() => this.look(), OFTEN);
   }
 
+  /** @param {number} at */
   go(at) {
     clearTimeout(this.pause);
     const { checkpoints } = this.page.model;
-    this.pause = setTimeout(() => this.page.state.set({ checkpoint: at === checkpoints.length - 1 ? "" : checkpoints[at] }), 150);
+    this.pause = setTimeout(
+      () => this.page.state.set({ checkpoint: at === checkpoints.length - 1 ? "" : checkpoints[at] }),
+      150,
+    );
   }
 
   draw() {
@@ -29,7 +49,9 @@ export class CheckpointPicker {
     const at = model.checkpoints.indexOf(state.values.checkpoint);
     this.slider.limit(Math.max(0, model.checkpoints.length - 1));
     this.slider.show(at < 0 ? model.checkpoints.length - 1 : at);
-    const options = ["", ...model.checkpoints].map((name) => h("option", { value: name }, name ? `with ${name}` : "compare with…"));
+    const options = ["", ...model.checkpoints].map((name) =>
+      h("option", { value: name }, name ? `with ${name}` : "compare with…"),
+    );
     put(this.compareWith, options);
     this.compareWith.value = state.values.compare_with;
   }

@@ -1,18 +1,31 @@
 // Theme and colour scales: one sequential, one diverging.
 
+import { h, penOf } from "glasshouse/dom.js";
+import { clamp } from "glasshouse/number.js";
+
 const system = matchMedia("(prefers-color-scheme: dark)");
+/** @type {Set<() => void>} */
 const followers = new Set();
 let chosen = remembered();
+/** @type {{ much: Uint8ClampedArray, more: Uint8ClampedArray, less: Uint8ClampedArray } | null} */
 let tables = null;
 
+/**
+ * @param {string} name
+ * @returns {number[]}
+ */
 function read(name) {
   const text = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const probe = Object.assign(document.createElement("canvas"), { width: 1, height: 1 }).getContext("2d");
+  const probe = penOf(h("canvas", { width: 1, height: 1 }));
   probe.fillStyle = text;
   probe.fillRect(0, 0, 1, 1);
   return [...probe.getImageData(0, 0, 1, 1).data].slice(0, 3);
 }
 
+/**
+ * @param {number[][]} stops
+ * @returns {Uint8ClampedArray}
+ */
 function blend(stops) {
   const table = new Uint8ClampedArray(256 * 3);
   for (let i = 0; i < 256; i += 1) {
@@ -25,54 +38,94 @@ function blend(stops) {
   return table;
 }
 
+/** @returns {{ much: Uint8ClampedArray, more: Uint8ClampedArray, less: Uint8ClampedArray }} */
 function all() {
   if (tables === null) {
     const stops = ["--much-0", "--much-1", "--much-2", "--much-3"].map(read);
-    tables = { much: blend(stops), more: blend([read("--paper"), read("--more")]), less: blend([read("--paper"), read("--less")]) };
+    tables = {
+      much: blend(stops),
+      more: blend([read("--paper"), read("--more")]),
+      less: blend([read("--paper"), read("--less")]),
+    };
   }
   return tables;
 }
 
-/** The colours of shares 0 to 1 as 256 x RGB, for canvases. */
+/**
+ * The colours of shares 0 to 1 as 256 x RGB, for canvases.
+ * @returns {Uint8ClampedArray}
+ */
 export function ramp() {
   return all().much;
 }
 
-/** The colour of a share between 0 and 1. */
+/**
+ * The colour of a share between 0 and 1.
+ * @param {number} share
+ * @returns {string}
+ */
 export function shade(share) {
   return pick(all().much, share);
 }
 
-/** The colour of a value between -1 and 1: one hue for more, another for less. */
+/**
+ * The colour of a value between -1 and 1: one hue for more, another for less.
+ * @param {number} value
+ * @returns {string}
+ */
 export function balance(value) {
   return pick(value >= 0 ? all().more : all().less, Math.abs(value));
 }
 
-/** Ink that can be read on the colour of a share, or of a value. */
+/**
+ * Ink that can be read on the colour of a share, or of a value.
+ * @param {number} share
+ * @returns {string}
+ */
 export function ink(share) {
   return readable(all().much, share);
 }
 
-/** Ink that can be read on `balance(value)`. */
+/**
+ * Ink that can be read on `balance(value)`.
+ * @param {number} value
+ * @returns {string}
+ */
 export function balanceInk(value) {
   return readable(value >= 0 ? all().more : all().less, value);
 }
 
+/**
+ * @param {Uint8ClampedArray} table
+ * @param {number} value
+ * @returns {string}
+ */
 function readable(table, value) {
-  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, Math.abs(value) || 0)));
+  const at = 3 * Math.round(255 * clamp(Math.abs(value) || 0, 1));
   const light = (0.299 * table[at] + 0.587 * table[at + 1] + 0.114 * table[at + 2]) / 255;
   return light > 0.55 ? "#10201a" : "#f4fbf7";
 }
 
+/**
+ * @param {Uint8ClampedArray} table
+ * @param {number} share
+ * @returns {string}
+ */
 function pick(table, share) {
-  const at = 3 * Math.round(255 * Math.max(0, Math.min(1, share || 0)));
+  const at = 3 * Math.round(255 * clamp(share || 0, 1));
   return `rgb(${table[at]}, ${table[at + 1]}, ${table[at + 2]})`;
 }
 
-/** Call back when the theme changes; returns what ends that. */
+/**
+ * Call back when the theme changes; returns what ends that.
+ * @param {() => void} act
+ * @returns {() => void}
+ */
 export function onTheme(act) {
   followers.add(act);
-  return () => followers.delete(act);
+  return () => {
+    followers.delete(act);
+  };
 }
 
 /** From light to dark, or back, whatever the system has. */

@@ -4,6 +4,7 @@ import { onTheme } from "glasshouse/colour.js";
 import { h } from "glasshouse/dom.js";
 import { draw, LABELLED, LETTER } from "glasshouse/heatmap/drawing.js";
 import { TILE, Tiles } from "glasshouse/heatmap/tiles.js";
+import { clamp } from "glasshouse/number.js";
 
 const WIDEST = 72; // pixels of a cell
 const TALLEST = 640; // pixels of the whole
@@ -15,25 +16,45 @@ const STEP = 2; // of one zoom
  * pick(row, column), called on selection. A value below 0 is a masked cell, drawn hatched.
  */
 export class Heatmap {
+  /** @param {HeatmapOptions} options */
   constructor({ label, read, pick }) {
     this.read = read;
     this.pick = pick;
     this.canvas = h("canvas", { "aria-hidden": "true" });
     this.space = h("div", { class: "space" }, this.canvas);
-    this.node = h("div", { class: "heatmap", tabindex: "0", role: "application", "aria-roledescription": "map", "aria-label": label, on: {
-      scroll: () => this.moved(),
-      pointermove: (event) => this.point(event),
-      pointerleave: () => this.leave(),
-      click: (event) => this.click(event),
-      wheel: (event) => this.wheel(event),
-      keydown: (event) => this.key(event),
-      focus: () => this.paint(),
-      blur: () => this.paint(),
-    } }, this.space);
+    this.node = h(
+      "div",
+      {
+        class: "heatmap",
+        tabindex: "0",
+        role: "application",
+        "aria-roledescription": "map",
+        "aria-label": label,
+        on: {
+          scroll: () => this.moved(),
+          pointermove: (event) => this.point(event),
+          pointerleave: () => this.leave(),
+          click: (event) => this.click(event),
+          wheel: (event) => this.wheel(event),
+          keydown: (event) => this.key(event),
+          focus: () => this.paint(),
+          blur: () => this.paint(),
+        },
+      },
+      this.space,
+    );
     this.node.addEventListener("wheel", (event) => event.ctrlKey && event.preventDefault(), { passive: false });
     this.tiles = new Tiles(() => this.paint());
+    /** @type {HeatmapMap | null} */
     this.map = null;
     this.cell = 0;
+    this.longest = 2; // letters of the names of rows
+    this.width = 0;
+    this.formerLeast = 0;
+    this.frame = 0; // that is requested
+    /** @type {Record<string, string> | null} */
+    this.colours = null;
+    /** @type {{ row: number, column: number } | null} */
     this.cursor = null;
     this.watch = new ResizeObserver(() => this.resized());
     this.watch.observe(this.node);
@@ -55,6 +76,8 @@ export class Heatmap {
    * Show a map: {name, fetch(level, row, column) (null where there is no such tile), rows, columns (their tokens), row,
    * column (those selected), scale (a name), normalize(value) (its colour, 0 to 1), isEmpty(row, column) (whether the cell and
    * all above and right of it are masked)}. Resolves when everything in view is loaded.
+   * @param {HeatmapMap} map
+   * @returns {Promise<void>}
    */
   async show(map) {
     const old = this.map;
@@ -68,6 +91,11 @@ export class Heatmap {
     } else if (old.row !== map.row || old.column !== map.column) this.reveal(map.row, map.column);
     this.paint();
     await this.load();
+  }
+
+  /** The map, where there is one. */
+  get shown() {
+    return /** @type {HeatmapMap} */ (this.map);
   }
 
   // Sizes
@@ -95,9 +123,11 @@ export class Heatmap {
 
   /** The size of a cell at which the whole map is in view. */
   get least() {
-    const { rows, columns } = this.map;
+    const { rows, columns } = this.shown;
     const width = this.node.clientWidth;
-    const size = (left, top, right) => Math.min(WIDEST, (width - left - right) / columns.length, (TALLEST - top - 4) / rows.length);
+    /** @type {(left: number, top: number, right: number) => number} */
+    const size = (left, top, right) =>
+      Math.min(WIDEST, (width - left - right) / columns.length, (TALLEST - top - 4) / rows.length);
     const labelled = size(this.names, 70, 48);
     return labelled >= LABELLED ? labelled : Math.min(LABELLED - 0.01, size(40, 22, 10));
   }
@@ -110,9 +140,15 @@ export class Heatmap {
   }
 
   layOut() {
-    const { rows, columns } = this.map;
-    const [width, height] = [this.left + columns.length * this.cell + this.right, this.top + rows.length * this.cell + 4];
-    this.node.style.setProperty("height", `${Math.ceil(Math.min(TALLEST, this.top + rows.length * this.least + 6))}px`);
+    const { rows, columns } = this.shown;
+    const [width, height] = [
+      this.left + columns.length * this.cell + this.right,
+      this.top + rows.length * this.cell + 4,
+    ];
+    this.node.style.setProperty(
+      "height",
+      `${Math.ceil(Math.min(TALLEST, this.top + rows.length * this.least + 6))}px`,
+    );
     this.space.style.setProperty("width", `${Math.floor(width)}px`);
     this.space.style.setProperty("height", `${Math.floor(height)}px`);
     Object.assign(this.node.dataset, { cell: this.cell, left: this.left, top: this.top });
@@ -130,7 +166,12 @@ export class Heatmap {
     this.moved();
   }
 
-  /** Make cells larger or smaller, and keep what lies at a point of the node where it is. */
+  /**
+   * Make cells larger or smaller, and keep what lies at a point of the node where it is.
+   * @param {number} factor
+   * @param {number} [x]
+   * @param {number} [y]
+   */
   zoom(factor, x = this.node.clientWidth / 2, y = this.node.clientHeight / 2) {
     if (!this.map) return;
     const { node } = this;
@@ -142,7 +183,10 @@ export class Heatmap {
     this.moved();
   }
 
-  /** Zoom in or out by a step, round the selected cell where it is in view. */
+  /**
+   * Zoom in or out by a step, round the selected cell where it is in view.
+   * @param {number} by
+   */
   step(by) {
     if (!this.map) return;
     const at = this.cursor ?? this.map;
@@ -159,7 +203,12 @@ export class Heatmap {
     this.reveal(this.map.row, this.map.column, true);
   }
 
-  /** Scroll so far that a cell is in view, or in the middle of it. */
+  /**
+   * Scroll so far that a cell is in view, or in the middle of it.
+   * @param {number} row
+   * @param {number} column
+   * @param {boolean} [middle]
+   */
   reveal(row, column, middle = false) {
     const { node, cell } = this;
     const [x, y] = [column * cell, row * cell];
@@ -175,22 +224,39 @@ export class Heatmap {
 
   // Visible tiles
 
-  /** The tiles in view, [row, column], those in the middle first. */
+  /**
+   * The tiles in view, [row, column], those in the middle first.
+   * @returns {[number, number][]}
+   */
   inView() {
-    const { node, map, level } = this;
+    const { node, shown: map, level } = this;
     const side = TILE * 2 ** level * this.cell;
-    const span = (start, length, size) => [Math.max(0, Math.floor(start / side)), Math.min(Math.ceil(size / (TILE * 2 ** level)), Math.ceil((start + length) / side))];
+    /** @type {(start: number, length: number, size: number) => [number, number]} */
+    const span = (start, length, size) => [
+      Math.max(0, Math.floor(start / side)),
+      Math.min(Math.ceil(size / (TILE * 2 ** level)), Math.ceil((start + length) / side)),
+    ];
     const [top, bottom] = span(node.scrollTop, node.clientHeight - this.top, map.rows.length);
     const [left, right] = span(node.scrollLeft, node.clientWidth - this.left, map.columns.length);
+    /** @type {[number, number][]} */
     const found = [];
-    for (let row = top; row < bottom; row += 1) for (let column = left; column < right; column += 1) if (!this.isMasked(level, row, column)) found.push([row, column]);
+    for (let row = top; row < bottom; row += 1)
+      for (let column = left; column < right; column += 1)
+        if (!this.isMasked(level, row, column)) found.push([row, column]);
+    /** @type {(place: [number, number]) => number} */
     const far = ([row, column]) => Math.abs(row - (top + bottom - 1) / 2) + Math.abs(column - (left + right - 1) / 2);
     return found.sort((a, b) => far(a) - far(b));
   }
 
+  /**
+   * @param {number} level
+   * @param {number} row
+   * @param {number} column
+   * @returns {boolean}
+   */
   isMasked(level, row, column) {
     const side = TILE * 2 ** level;
-    return this.map.isEmpty?.((row + 1) * side - 1, column * side) ?? false;
+    return this.shown.isEmpty?.((row + 1) * side - 1, column * side) ?? false;
   }
 
   async load() {
@@ -198,14 +264,23 @@ export class Heatmap {
     if (!isThere) this.moved(); // the selection changed, but the map may be the same
   }
 
-  /** What is known of a cell: {row, column, side, value}, the value that of a square, or undefined as yet. */
+  /**
+   * What is known of a cell: {row, column, side, value}, the value that of a square, or undefined as yet.
+   * @param {number} row
+   * @param {number} column
+   * @returns {HeatmapCell}
+   */
   at(row, column) {
     const { level } = this;
-    const place = [row, column].map((one) => Math.floor(one / 2 ** level / TILE));
-    const { tile, up } = this.tiles.known(level, ...place) ?? { up: 0 };
+    const [tileRow, tileColumn] = [row, column].map((one) => Math.floor(one / 2 ** level / TILE));
+    const { tile, up } = this.tiles.known(level, tileRow, tileColumn) ?? { tile: null, up: 0 };
     const side = 2 ** (level + up);
     const [r, c] = [Math.floor(row / side), Math.floor(column / side)];
-    const value = tile ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)] : this.isMasked(level, ...place) ? -1 : undefined;
+    const value = tile
+      ? tile.data[(r % TILE) * tile.shape[1] + (c % TILE)]
+      : this.isMasked(level, tileRow, tileColumn)
+        ? -1
+        : undefined;
     return { row: r * side, column: c * side, side, value };
   }
 
@@ -218,11 +293,17 @@ export class Heatmap {
 
   paint() {
     cancelAnimationFrame(this.frame);
-    this.frame = requestAnimationFrame(() => draw(this));
+    this.frame = requestAnimationFrame(() => {
+      if (this.map) draw(/** @type {ShownHeatmap} */ (this));
+    });
   }
 
   // Pointer and keyboard
 
+  /**
+   * @param {MouseEvent} event
+   * @returns {{ row: number, column: number } | null}
+   */
   under(event) {
     if (!this.map) return null;
     const { node } = this;
@@ -235,6 +316,7 @@ export class Heatmap {
     return row < this.map.rows.length && column < this.map.columns.length ? { row, column } : null;
   }
 
+  /** @param {PointerEvent} event */
   point(event) {
     const cell = this.under(event);
     this.read(cell && this.at(cell.row, cell.column));
@@ -245,6 +327,7 @@ export class Heatmap {
     this.read(cursor && document.activeElement === this.node ? this.at(cursor.row, cursor.column) : null);
   }
 
+  /** @param {MouseEvent} event */
   click(event) {
     const cell = this.under(event);
     if (!cell) return;
@@ -252,24 +335,29 @@ export class Heatmap {
     this.pick(cell.row, cell.column);
   }
 
+  /** @param {WheelEvent} event */
   wheel(event) {
     if (!event.ctrlKey) return;
     const place = this.node.getBoundingClientRect();
     this.zoom(Math.exp(-event.deltaY / 300), event.clientX - place.left, event.clientY - place.top);
   }
 
+  /** @param {KeyboardEvent} event */
   key(event) {
     if (!this.map || event.altKey || event.ctrlKey || event.metaKey) return;
     const side = 2 ** this.level;
     const by = { ArrowUp: [-side, 0], ArrowDown: [side, 0], ArrowLeft: [0, -side], ArrowRight: [0, side] }[event.key];
     if (by) {
       const from = this.cursor ?? this.map;
-      const clamp = (value, size) => Math.max(0, Math.min(size - 1, value));
-      this.cursor = { row: clamp(from.row + by[0], this.map.rows.length), column: clamp(from.column + by[1], this.map.columns.length) };
+      this.cursor = {
+        row: clamp(from.row + by[0], this.map.rows.length - 1),
+        column: clamp(from.column + by[1], this.map.columns.length - 1),
+      };
       this.reveal(this.cursor.row, this.cursor.column);
       this.paint();
       this.read(this.at(this.cursor.row, this.cursor.column));
-    } else if ((event.key === "Enter" || event.key === " ") && this.cursor) this.pick(this.cursor.row, this.cursor.column);
+    } else if ((event.key === "Enter" || event.key === " ") && this.cursor)
+      this.pick(this.cursor.row, this.cursor.column);
     else if (event.key === "+" || event.key === "=") this.step(1);
     else if (event.key === "-") this.step(-1);
     else if (event.key === "0") this.fit();

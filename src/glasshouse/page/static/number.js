@@ -1,6 +1,10 @@
 // Number formatting: few digits on the screen, all of them in data-value.
 
-/** A number in about three digits. */
+/**
+ * A number in about three digits.
+ * @param {number | null | undefined} value
+ * @returns {string}
+ */
 export function short(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (value === Infinity) return "∞";
@@ -15,7 +19,11 @@ export function short(value) {
   return text.replace("-", "−");
 }
 
-/** A share as a percentage. */
+/**
+ * A share as a percentage.
+ * @param {number | null | undefined} value
+ * @returns {string}
+ */
 export function percent(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   const share = 100 * value;
@@ -24,14 +32,34 @@ export function percent(value) {
   return `${share >= 99.95 ? share.toFixed(0) : share >= 10 ? share.toFixed(1) : share.toFixed(2)}%`;
 }
 
-/** A count with separators, or shortened: 124M. */
+/**
+ * A count with separators, or shortened: 124M.
+ * @param {number} value
+ * @returns {string}
+ */
 export function count(value) {
   if (value >= 1e9) return `${(value / 1e9).toFixed(2)}B`;
   if (value >= 1e6) return `${(value / 1e6).toFixed(value >= 1e8 ? 0 : 1)}M`;
   return value.toLocaleString("en");
 }
 
-/** One of a thing, or several. */
+/**
+ * A number within 0 and `most`.
+ * @param {number} value
+ * @param {number} most
+ * @returns {number}
+ */
+export function clamp(value, most) {
+  return Math.max(0, Math.min(most, value));
+}
+
+/**
+ * One of a thing, or several.
+ * @param {number} n
+ * @param {string} one
+ * @param {string} [many]
+ * @returns {string}
+ */
 export function plural(n, one, many = `${one}s`) {
   return `${count(n)} ${n === 1 ? one : many}`;
 }

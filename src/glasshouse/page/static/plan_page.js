@@ -5,7 +5,15 @@ import { h } from "glasshouse/dom.js";
 import { planPicture } from "glasshouse/plan.js";
 import { panel } from "glasshouse/widgets.js";
 
-const { name, plan } = JSON.parse(document.getElementById("plan").textContent);
+const { name, plan } = JSON.parse(document.getElementById("plan")?.textContent ?? "");
 const picture = planPicture();
-document.getElementById("page").replaceChildren(h("main", { class: "run plan-page" }, panel(`Plan of ${name}`, `Layout ${plan.layout.kind}: ${plan.layout.why}.`, picture)));
+document
+  .getElementById("page")
+  ?.replaceChildren(
+    h(
+      "main",
+      { class: "run plan-page" },
+      panel(`Plan of ${name}`, `Layout ${plan.layout.kind}: ${plan.layout.why}.`, picture),
+    ),
+  );
 picture.show(plan);

@@ -1,7 +1,9 @@
 // Drawing of a heatmap: cells, numbers, the selection and token labels.
 
 import { ink, ramp } from "glasshouse/colour.js";
+import { h, penOf } from "glasshouse/dom.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
+import { cut } from "glasshouse/widgets.js";
 
 export const LABELLED = 13; // minimum cell size in pixels for token labels
 export const LETTER = 7.3; // pixels of a letter of a name
@@ -10,12 +12,11 @@ const WRITTEN = 34; // minimum cell size in pixels for numbers
 const NAMES = "12px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 const COLOURS = ["ink", "quiet", "line", "sheet", "mark", "mark-ink", "compare", "compare-ink", "accent"];
 
-function cut(text, most) {
-  const letters = [...text];
-  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
-}
-
-/** The colours of the page as they are now; a heatmap keeps them until the theme turns. */
+/**
+ * The colours of the page as they are now; a heatmap keeps them until the theme turns.
+ * @param {Heatmap} heatmap
+ * @returns {Record<string, string>}
+ */
 function paletteOf(heatmap) {
   if (!heatmap.colours) {
     const style = getComputedStyle(heatmap.node);
@@ -24,13 +25,18 @@ function paletteOf(heatmap) {
   return heatmap.colours;
 }
 
-/** A tile in colour, painted once for each scale and theme. */
+/**
+ * A tile in colour, painted once for each scale and theme.
+ * @param {ShownHeatmap} heatmap
+ * @param {Tile} tile
+ * @returns {HTMLCanvasElement}
+ */
 function picture(heatmap, tile) {
   const stamp = `${heatmap.map.scale} ${paletteOf(heatmap).sheet}`;
-  if (tile.painted === stamp) return tile.picture;
+  if (tile.picture && tile.painted === stamp) return tile.picture;
   const [rows, columns] = tile.shape;
-  tile.picture ??= Object.assign(document.createElement("canvas"), { width: columns, height: rows });
-  const pen = tile.picture.getContext("2d");
+  tile.picture ??= h("canvas", { width: columns, height: rows });
+  const pen = penOf(tile.picture);
   const image = pen.createImageData(columns, rows);
   const colours = ramp();
   const { normalize } = heatmap.map;
@@ -48,17 +54,20 @@ function picture(heatmap, tile) {
   return tile.picture;
 }
 
-/** Draw the part of a map that is in view. */
+/**
+ * Draw the part of a map that is in view.
+ * @param {ShownHeatmap} heatmap
+ */
 export function draw(heatmap) {
   const { node, canvas, map } = heatmap;
-  if (!map || !node.clientWidth) return;
+  if (!node.clientWidth) return;
   const [width, height, fine] = [node.clientWidth, node.clientHeight, devicePixelRatio || 1];
   if (canvas.width !== Math.round(width * fine) || canvas.height !== Math.round(height * fine)) {
     Object.assign(canvas, { width: Math.round(width * fine), height: Math.round(height * fine) });
     canvas.style.setProperty("width", `${width}px`);
     canvas.style.setProperty("height", `${height}px`);
   }
-  const pen = canvas.getContext("2d");
+  const pen = penOf(canvas);
   pen.setTransform(fine, 0, 0, fine, 0, 0);
   pen.clearRect(0, 0, width, height);
   const right = Math.min(width, heatmap.left + map.columns.length * heatmap.cell - node.scrollLeft);
@@ -76,6 +85,12 @@ export function draw(heatmap) {
   drawNames(heatmap, pen, width, height);
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} right
+ * @param {number} bottom
+ */
 function drawHatch(heatmap, pen, right, bottom) {
   const { line, sheet } = paletteOf(heatmap);
   pen.fillStyle = sheet;
@@ -92,6 +107,10 @@ function drawHatch(heatmap, pen, right, bottom) {
   pen.stroke();
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ */
 function drawTiles(heatmap, pen) {
   const { level, node } = heatmap;
   const size = 2 ** level * heatmap.cell;
@@ -106,10 +125,26 @@ function drawTiles(heatmap, pen) {
     const part = TILE / 2 ** up;
     const [left, above] = [(column % 2 ** up) * part, (row % 2 ** up) * part];
     const [wide, tall] = [Math.min(part, tile.shape[1] - left), Math.min(part, tile.shape[0] - above)];
-    pen.drawImage(picture(heatmap, tile), left, above, wide, tall, x, y, wide * size * 2 ** up, tall * size * 2 ** up);
+    pen.drawImage(
+      picture(heatmap, tile),
+      left,
+      above,
+      wide,
+      tall,
+      x,
+      y,
+      wide * size * 2 ** up,
+      tall * size * 2 ** up,
+    );
   }
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} right
+ * @param {number} bottom
+ */
 function drawLines(heatmap, pen, right, bottom) {
   pen.strokeStyle = paletteOf(heatmap).sheet;
   pen.lineWidth = 1;
@@ -125,19 +160,41 @@ function drawLines(heatmap, pen, right, bottom) {
   pen.stroke();
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ */
 function drawNumbers(heatmap, pen) {
   const { map, node, cell } = heatmap;
   Object.assign(pen, { font: NAMES.replace("12px", "11px"), textAlign: "center", textBaseline: "middle" });
-  for (let row = Math.floor(node.scrollTop / cell); row < Math.min(map.rows.length, (node.scrollTop + node.clientHeight) / cell); row += 1) {
-    for (let column = Math.floor(node.scrollLeft / cell); column < Math.min(map.columns.length, (node.scrollLeft + node.clientWidth) / cell); column += 1) {
+  for (
+    let row = Math.floor(node.scrollTop / cell);
+    row < Math.min(map.rows.length, (node.scrollTop + node.clientHeight) / cell);
+    row += 1
+  ) {
+    for (
+      let column = Math.floor(node.scrollLeft / cell);
+      column < Math.min(map.columns.length, (node.scrollLeft + node.clientWidth) / cell);
+      column += 1
+    ) {
       const { value } = heatmap.at(row, column);
-      if (!(value >= 0.005)) continue;
+      if (value === undefined || value < 0.005) continue;
       pen.fillStyle = ink(map.normalize(value));
-      pen.fillText(value.toFixed(2), heatmap.left + (column + 0.5) * cell - node.scrollLeft, heatmap.top + (row + 0.5) * cell - node.scrollTop);
+      pen.fillText(
+        value.toFixed(2),
+        heatmap.left + (column + 0.5) * cell - node.scrollLeft,
+        heatmap.top + (row + 0.5) * cell - node.scrollTop,
+      );
     }
   }
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} right
+ * @param {number} bottom
+ */
 function drawSelection(heatmap, pen, right, bottom) {
   const { map, node, cell } = heatmap;
   const { mark, compare, ink, accent } = paletteOf(heatmap);
@@ -155,10 +212,21 @@ function drawSelection(heatmap, pen, right, bottom) {
   const side = 2 ** heatmap.level * cell;
   pen.strokeStyle = accent;
   pen.setLineDash([3, 2]);
-  pen.strokeRect(heatmap.left + heatmap.cursor.column * cell - node.scrollLeft - 1, heatmap.top + heatmap.cursor.row * cell - node.scrollTop - 1, Math.max(side, 5) + 2, Math.max(side, 5) + 2);
+  pen.strokeRect(
+    heatmap.left + heatmap.cursor.column * cell - node.scrollLeft - 1,
+    heatmap.top + heatmap.cursor.row * cell - node.scrollTop - 1,
+    Math.max(side, 5) + 2,
+    Math.max(side, 5) + 2,
+  );
   pen.setLineDash([]);
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} width
+ * @param {number} height
+ */
 function drawNames(heatmap, pen, width, height) {
   pen.font = NAMES;
   pen.textBaseline = "middle";
@@ -167,6 +235,12 @@ function drawNames(heatmap, pen, width, height) {
   else drawPositions(heatmap, pen, width, height);
 }
 
+/**
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} width
+ * @param {number} height
+ */
 function drawTokens(heatmap, pen, width, height) {
   const { map, node, cell } = heatmap;
   const colours = paletteOf(heatmap);
@@ -180,7 +254,8 @@ function drawTokens(heatmap, pen, width, height) {
     const y = heatmap.top + (row + 0.5) * cell - node.scrollTop;
     if (y > height + cell) break;
     const text = cut(map.rows[row].text, most);
-    if (row === map.row) drawTag(pen, heatmap.left - 8 - pen.measureText(text).width, y, pen.measureText(text).width, colours.mark);
+    if (row === map.row)
+      drawTag(pen, heatmap.left - 8 - pen.measureText(text).width, y, pen.measureText(text).width, colours.mark);
     pen.fillStyle = row === map.row ? colours["mark-ink"] : colours.ink;
     pen.fillText(text, heatmap.left - 8, y);
   }
@@ -208,6 +283,13 @@ function drawTokens(heatmap, pen, width, height) {
   pen.restore();
 }
 
+/**
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} x
+ * @param {number} y
+ * @param {number} width
+ * @param {string} colour
+ */
 function drawTag(pen, x, y, width, colour) {
   pen.fillStyle = colour;
   pen.beginPath();
@@ -215,7 +297,13 @@ function drawTag(pen, x, y, width, colour) {
   pen.fill();
 }
 
-/** Position numbers, where there is no room for tokens. */
+/**
+ * Position numbers, where there is no room for tokens.
+ * @param {ShownHeatmap} heatmap
+ * @param {CanvasRenderingContext2D} pen
+ * @param {number} width
+ * @param {number} height
+ */
 function drawPositions(heatmap, pen, width, height) {
   const { map, node, cell } = heatmap;
   const every = [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000].find((one) => one * cell >= 46) ?? 10000;

@@ -3,7 +3,7 @@
 import { isSaved } from "glasshouse/api.js";
 import { h, put, s } from "glasshouse/dom.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
-import { percent, short } from "glasshouse/number.js";
+import { clamp, percent, short } from "glasshouse/number.js";
 import { choice, panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
@@ -11,35 +11,79 @@ const HIGH = 24; // pixels of a token
 const WINDOW = 60; // tokens between which lines are drawn
 const FAINT = 0.02; // share of the strongest line below which none is drawn
 
+/**
+ * @param {AttentionSelection} selection
+ * @returns {Part}
+ */
 export function lines(selection) {
   const { context } = selection;
-  const which = choice("lines", [["one", "from the selected token"], ["all", "from all"]], (one) => context.set({ attention_lines: one === "one" ? undefined : one }));
+  const which = choice(
+    "lines",
+    [
+      ["one", "from the selected token"],
+      ["all", "from all"],
+    ],
+    (one) => context.set({ attention_lines: one === "one" ? undefined : one }),
+  );
   which.dataset.testid = "lines-of";
   const left = h("div", { class: "side query-side", role: "group", "aria-label": "queries" });
   const right = h("div", { class: "side key-side", role: "group", "aria-label": "keys" });
-  const web = s("svg", { class: "web", role: "img", "aria-label": "lines from queries to keys", preserveAspectRatio: "none" });
+  const web = s("svg", {
+    class: "web",
+    role: "img",
+    "aria-label": "lines from queries to keys",
+    preserveAspectRatio: "none",
+  });
   const frame = h("div", { class: "frame", data: { testid: "lines" } }, left, web, right);
   const note = h("p", { class: "quiet", data: { testid: "lines-note" } });
-  const node = panel("Attention lines", "Queries on the left, keys on the right; opacity is the attention weight.", h("div", { class: "controls" }, which), frame, note);
+  const node = panel(
+    "Attention lines",
+    "Queries on the left, keys on the right; opacity is the attention weight.",
+    h("div", { class: "controls" }, which),
+    frame,
+    note,
+  );
   node.classList.add("over");
+  /** @type {{ queries?: Token[], query?: number }} */
   let drawn = {};
 
+  /** @type {(tokens: Token[], range: [number, number], chosen: number, name: string, choose: (place: number) => void) => HTMLElement[]} */
   const buttons = (tokens, [start, stop], chosen, name, choose) =>
     tokens.slice(start, stop).map((one, i) =>
-      token(one, { tag: "button", type: "button", class: start + i === chosen ? name : "", data: { place: start + i }, "aria-pressed": start + i === chosen, "aria-label": `${one.text}, token ${start + i}`, on: { click: () => choose(start + i) } }));
+      token(one, {
+        tag: "button",
+        type: "button",
+        class: start + i === chosen ? name : "",
+        data: { place: start + i },
+        "aria-pressed": start + i === chosen,
+        "aria-label": `${one.text}, token ${start + i}`,
+        on: { click: () => choose(start + i) },
+      }),
+    );
 
+  /**
+   * @param {boolean} all
+   * @param {[number, number]} rows
+   * @param {[number, number]} columns
+   * @param {QueryKeyPair} found
+   * @returns {Promise<[number, (key: number) => number][]>}
+   */
   async function weights(all, rows, columns, found) {
     const row = decodeTensor(found.weights).data;
     if (!all) return [[selection.query, (key) => row[key]]];
+    /** @type {Map<string, Tensor>} */
     const tiles = new Map();
+    /** @type {Promise<unknown>[]} */
     const requests = [];
     for (let r = Math.floor(rows[0] / TILE); r * TILE < rows[1]; r += 1) {
-      for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1) requests.push(selection.requestTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
+      for (let c = Math.floor(columns[0] / TILE); c * TILE < columns[1]; c += 1)
+        requests.push(selection.requestTile(0, r, c).then((tile) => tiles.set(`${r} ${c}`, tile)));
     }
     await Promise.all(requests);
+    /** @type {(query: number, key: number) => number} */
     const at = (query, key) => {
       const tile = tiles.get(`${Math.floor(query / TILE)} ${Math.floor(key / TILE)}`);
-      return tile.data[(query % TILE) * tile.shape[1] + (key % TILE)];
+      return tile ? tile.data[(query % TILE) * tile.shape[1] + (key % TILE)] : 0;
     };
     return Array.from({ length: rows[1] - rows[0] }, (_, i) => [rows[0] + i, (key) => at(rows[0] + i, key)]);
   }
@@ -62,11 +106,27 @@ export function lines(selection) {
       const most = all ? 1 : (found.top[0]?.weight ?? 1);
       const moved = drawn.queries !== queries || drawn.query !== query;
       drawn = { queries, query };
-      if (moved) put(left, buttons(queries, rows, query, "selected", (place) => selection.choose({ query: place })));
-      put(right, buttons(keys, columns, key, "compared", (place) => selection.choose({ key: place })).map((button, i) => {
-        const weight = row[columns[0] + i];
-        return h("span", { class: "with" }, button, h("span", { class: "figure", data: { value: weight < 0 ? "" : weight, key: columns[0] + i } }, weight < 0 ? "·" : most < 0.05 ? short(weight) : weight < 0.005 ? "0" : weight.toFixed(2)));
-      }));
+      if (moved)
+        put(
+          left,
+          buttons(queries, rows, query, "selected", (place) => selection.choose({ query: place })),
+        );
+      put(
+        right,
+        buttons(keys, columns, key, "compared", (place) => selection.choose({ key: place })).map((button, i) => {
+          const weight = row[columns[0] + i];
+          return h(
+            "span",
+            { class: "with" },
+            button,
+            h(
+              "span",
+              { class: "figure", data: { value: weight < 0 ? "" : weight, key: columns[0] + i } },
+              weight < 0 ? "·" : most < 0.05 ? short(weight) : weight < 0.005 ? "0" : weight.toFixed(2),
+            ),
+          );
+        }),
+      );
       const height = HIGH * Math.max(rows[1] - rows[0], columns[1] - columns[0]);
       web.setAttribute("viewBox", `0 0 100 ${height}`);
       web.style.setProperty("height", `${height}px`);
@@ -76,23 +136,46 @@ export function lines(selection) {
           const much = weight(other);
           if (!(much >= FAINT * most)) continue;
           const [y, to] = [(place - rows[0] + 0.5) * HIGH, (other - columns[0] + 0.5) * HIGH];
-          const classes = ["strand", place === query ? "own" : "", place === query && other === key ? "chosen" : ""].filter(Boolean).join(" ");
-          strands.push(s("path", { class: classes, d: `M0 ${y} C40 ${y} 60 ${to} 100 ${to}`, "stroke-opacity": Math.min(1, much / most).toFixed(4), data: { query: place, key: other, value: much }, "vector-effect": "non-scaling-stroke" }));
+          const classes = ["strand", place === query ? "own" : "", place === query && other === key ? "chosen" : ""]
+            .filter(Boolean)
+            .join(" ");
+          strands.push(
+            s("path", {
+              class: classes,
+              d: `M0 ${y} C40 ${y} 60 ${to} 100 ${to}`,
+              "stroke-opacity": Math.min(1, much / most).toFixed(4),
+              data: { query: place, key: other, value: much },
+              "vector-effect": "non-scaling-stroke",
+            }),
+          );
         }
       }
       put(web, strands);
       const inside = row.slice(...columns).reduce((sum, one) => sum + Math.max(0, one), 0);
-      const said = [` are the weights of `, token(queries[query], { class: "selected" }), all ? "." : `; a full line is ${short(most)}.`];
-      if (columns[1] - columns[0] < keys.length) said.push(` ${percent(Math.max(0, 1 - inside))} of its weight is on tokens before or after these ${columns[1] - columns[0]}.`);
+      const said = [
+        ` are the weights of `,
+        token(queries[query], { class: "selected" }),
+        all ? "." : `; a full line is ${short(most)}.`,
+      ];
+      if (columns[1] - columns[0] < keys.length)
+        said.push(
+          ` ${percent(Math.max(0, 1 - inside))} of its weight is on tokens before or after these ${columns[1] - columns[0]}.`,
+        );
       put(note, "The numbers", said);
       const chosen = moved && left.querySelector(".selected");
-      if (chosen && frame.scrollHeight > frame.clientHeight) frame.scrollTop = chosen.offsetTop - frame.clientHeight / 2;
+      if (chosen && frame.scrollHeight > frame.clientHeight)
+        frame.scrollTop = chosen.offsetTop - frame.clientHeight / 2;
     },
   };
 }
 
-/** The window of tokens around one position. */
+/**
+ * The window of tokens around one position.
+ * @param {number} place
+ * @param {number} length
+ * @returns {[number, number]}
+ */
 function span(place, length) {
-  const start = Math.max(0, Math.min(place - Math.floor((2 * WINDOW) / 3), length - WINDOW));
+  const start = clamp(place - Math.floor((2 * WINDOW) / 3), length - WINDOW);
   return [start, Math.min(length, start + WINDOW)];
 }

@@ -12,32 +12,66 @@ import { Selection } from "glasshouse/views/attention/selection.js";
 
 const MANY = 8; // heads that fit next to a map
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const selection = new Selection(context);
   const [all, large, over, one, two] = [heads, map, lines, row, queryKey].map((part) => part(selection));
   const parts = [large, one, two, over, all]; // the selected head is requested before the small maps
   const code = h("div", { class: "code" });
-  const column = (...some) => h("div", { class: "column" }, some.map((part) => part.node));
+  /** @type {(...some: Part[]) => HTMLElement} */
+  const column = (...some) =>
+    h(
+      "div",
+      { class: "column" },
+      some.map((part) => part.node),
+    );
   // Many heads take the full width.
   const many = context.model.n_heads > MANY;
   const columns = many ? [column(over, one), column(large)] : [column(all, over), column(large, one)];
-  root.append(h("div", { class: many ? "attention many" : "attention" }, many ? all.node : null, h("div", { class: "side-by-side" }, columns), two.node, code));
+  root.append(
+    h(
+      "div",
+      { class: many ? "attention many" : "attention" },
+      many ? all.node : null,
+      h("div", { class: "side-by-side" }, columns),
+      two.node,
+      code,
+    ),
+  );
   return {
     async draw(changed) {
       await Promise.all(parts.map((part) => part.draw(changed)));
       put(code, python(await inPython(selection)));
     },
-    close: () => parts.forEach((part) => part.close?.()),
+    close() {
+      for (const part of parts) part.close?.();
+    },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {AttentionSelection} selection
+ * @returns {Promise<string>}
+ */
 async function inPython(selection) {
   const { context, kind, layer, head, query, key } = selection;
+  /** @type {(name: string) => string} */
   const site = (name) => `"${kind.site.replace("pattern", name)}.${layer}"`;
   const { lines: said, inputs } = preamble(context);
-  const work = [`with gh.record(model, ${["q", "k", "v", "scores", "pattern", "z"].map(site).join(", ")}) as seen:`, `    model(${inputs})`, `weight = seen[${site("pattern")}][0, ${head}, ${query}, ${key}]`];
+  const work = [
+    `with gh.record(model, ${["q", "k", "v", "scores", "pattern", "z"].map(site).join(", ")}) as seen:`,
+    `    model(${inputs})`,
+    `weight = seen[${site("pattern")}][0, ${head}, ${query}, ${key}]`,
+  ];
   const stack = kind.site.startsWith("encoder.") ? `, stack="encoder"` : "";
-  if (!kind.site.includes("cross_")) work.push(`scores = gh.head_scores(model, ${inputs}${stack})  # current_token, previous, first, duplicate, induction, normalized_entropy; head_types`);
+  if (!kind.site.includes("cross_"))
+    work.push(
+      `scores = gh.head_scores(model, ${inputs}${stack})  # current_token, previous, first, duplicate, induction, normalized_entropy; head_types`,
+    );
   return [...said, ...(await within(context, work))].join("\n");
 }

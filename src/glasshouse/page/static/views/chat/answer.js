@@ -4,16 +4,29 @@ import { h, put } from "glasshouse/dom.js";
 import { token as chip } from "glasshouse/widgets.js";
 import { candidates } from "glasshouse/views/chat/candidates.js";
 
+/** @type {Record<string, string>} */
 const ENDS = { length: "ended at the longest length", cancelled: "stopped", error: "ended by an error" };
 
-/** A turn of a conversation as one model answered it. `page` has `begin(answer)` and `draw()`. */
+/**
+ * A turn of a conversation as one model answered it. `page` has `begin(answer)` and `draw()`.
+ * @param {ViewContext} context
+ * @param {ChatSession} session
+ * @param {ChatTurn} turn
+ * @param {ChatPage} page
+ * @returns {HTMLElement}
+ */
 export function answerNode(context, session, turn, page) {
   const answer = turn.versions[turn.at];
-  const said = h("div", { class: answer.model.chats ? "said" : "said mono", data: { testid: "answer", status: answer.status }, on: { click: (event) => choose(event.target.closest(".flow")), keydown: walk } });
+  const said = h("div", {
+    class: answer.model.chats ? "said" : "said mono",
+    data: { testid: "answer", status: answer.status },
+    on: { click: (event) => choose(event.target.closest(".flow")), keydown: walk },
+  });
   const under = h("div", {});
   const state = h("p", { class: "quiet answer-state", role: "status" });
   const node = h("article", { class: "answer", data: { model: answer.model.id } }, said, under, state);
 
+  /** @param {HTMLElement | null} one */
   function choose(one) {
     if (!one) return;
     const place = Number(one.dataset.place);
@@ -22,7 +35,10 @@ export function answerNode(context, session, turn, page) {
     said.children[place].focus({ preventScroll: true });
   }
 
-  /** The arrow keys go from token to token, and Enter opens one. */
+  /**
+   * The arrow keys go from token to token, and Enter opens one.
+   * @param {ElementEvent<KeyboardEvent>} event
+   */
   function walk(event) {
     const one = event.target.closest(".flow");
     const to = { ArrowRight: one?.nextElementSibling, ArrowLeft: one?.previousElementSibling }[event.key];
@@ -36,19 +52,76 @@ export function answerNode(context, session, turn, page) {
   function fill() {
     said.dataset.status = answer.status;
     if (!answer.tokens) put(said, answer.text);
-    else put(said, answer.tokens.map((one, place) => tokenNode(one, place, answer.selected === place, place === (answer.selected ?? 0))));
-    const hasToken = answer.tokens && Number.isInteger(answer.selected) && answer.selected < answer.tokens.length;
+    else
+      put(
+        said,
+        answer.tokens.map((one, place) =>
+          tokenNode(one, place, answer.selected === place, place === (answer.selected ?? 0)),
+        ),
+      );
+    const place = answer.selected;
+    const isOpen = place !== null && answer.tokens && place < answer.tokens.length;
     // A translation cannot be continued from a target of one's own.
-    const branch = answer.opened?.source.length ? null : (id) => page.begin(session.branch(turn, answer, answer.selected, id));
-    put(under, hasToken ? candidates(context, answer, answer.selected, branch) : []);
-    put(state, versions(), answer.error ? h("span", { class: "trouble" }, answer.error) : ENDS[answer.finish] ?? "");
+    const canBranch = !answer.opened?.source.length;
+    put(under, isOpen ? candidates(context, answer, place, canBranch ? branch : null) : []);
+    put(
+      state,
+      versions(),
+      answer.error ? h("span", { class: "trouble" }, answer.error) : (ENDS[answer.finish ?? ""] ?? ""),
+    );
   }
 
+  /** @param {number} id */
+  function branch(id) {
+    page.begin(session.branch(turn, answer, answer.selected ?? 0, id));
+  }
+
+  /** @returns {Child[]} */
   function versions() {
     const { length } = turn.versions;
-    const to = (at, text, label) => h("button", { type: "button", class: "link", "aria-label": label, disabled: at < 0 || at >= length, on: { click: () => { session.turnTo(turn, at); page.draw(); } } }, text);
-    const again = turn.prompt === undefined && answer.status !== "streaming" ? h("button", { type: "button", class: "link", data: { testid: "again" }, on: { click: () => page.begin(session.again(turn)) } }, "sample again") : null;
-    return [length > 1 ? h("span", { class: "versions", data: { testid: "versions" } }, to(turn.at - 1, "‹", "version before"), ` ${turn.at + 1} of ${length} `, to(turn.at + 1, "›", "next version")) : null, again];
+    /** @type {(at: number, text: string, label: string) => HTMLElement} */
+    const to = (at, text, label) =>
+      h(
+        "button",
+        {
+          type: "button",
+          class: "link",
+          "aria-label": label,
+          disabled: at < 0 || at >= length,
+          on: {
+            click: () => {
+              session.turnTo(turn, at);
+              page.draw();
+            },
+          },
+        },
+        text,
+      );
+    const again =
+      turn.prompt === undefined && answer.status !== "streaming"
+        ? h(
+            "button",
+            {
+              type: "button",
+              class: "link",
+              data: { testid: "again" },
+              on: { click: () => page.begin(session.again(turn)) },
+            },
+            "sample again",
+          )
+        : null;
+    return [
+      length > 1
+        ? h(
+            "span",
+            { class: "versions", data: { testid: "versions" } },
+            to(turn.at - 1, "‹", "version before"),
+            ` ${turn.at + 1} of ${length} `,
+            to(turn.at + 1, "›", "next version"),
+          )
+        : null,
+      again,
+    ];
   }
 
   fill();
@@ -56,11 +129,28 @@ export function answerNode(context, session, turn, page) {
   return node;
 }
 
-/** A token in the flow of the text, with its line breaks marked; one without text of its own is shown as a chip. */
+/**
+ * A token in the flow of the text, with its line breaks marked; one without text of its own is shown as a chip.
+ * @param {AnswerToken} one
+ * @param {number} place
+ * @param {boolean} isSelected
+ * @param {boolean} isFirst
+ * @returns {HTMLElement}
+ */
 function tokenNode(one, place, isSelected, isFirst) {
-  const classes = ["flow", one.isChosen ? "chosen" : "", one.isEnd ? "end" : "", isSelected ? "selected" : ""].filter(Boolean).join(" ");
-  const properties = { role: "button", tabindex: isFirst ? "0" : "-1", "aria-pressed": String(isSelected), "aria-label": `${one.text}, token ${place}`, data: { place, id: one.id } };
+  const classes = ["flow", one.isChosen ? "chosen" : "", one.isEnd ? "end" : "", isSelected ? "selected" : ""]
+    .filter(Boolean)
+    .join(" ");
+  const properties = {
+    role: "button",
+    tabindex: isFirst ? "0" : "-1",
+    "aria-pressed": String(isSelected),
+    "aria-label": `${one.text}, token ${place}`,
+    data: { place, id: one.id },
+  };
   if (!one.piece) return chip(one, { ...properties, class: classes });
-  const lines = one.piece.split("\n").flatMap((line, i) => (i ? [h("span", { class: "newline", "aria-hidden": "true" }, "⏎"), "\n", line] : [line]));
+  const lines = one.piece
+    .split("\n")
+    .flatMap((line, i) => (i ? [h("span", { class: "newline", "aria-hidden": "true" }, "⏎"), "\n", line] : [line]));
   return h("span", { ...properties, class: classes, title: `${one.text} · id ${one.id}` }, lines);
 }

@@ -5,11 +5,24 @@ import { slider } from "glasshouse/widgets.js";
 
 const STRONGEST = 4; // scale of a steering vector, either way
 
-/** Sliders for what every request of the session says. */
+/**
+ * Sliders for what every request of the session says.
+ * @param {ChatSession} session
+ * @returns {Child[]}
+ */
 export function settings(session) {
   const { settings: now, most, vectors, steer } = session;
+  /** @type {(label: string, name: keyof ChatSession["settings"], min: number, max: number, step: number, shown: (value: number) => string) => HTMLElement} */
   const one = (label, name, min, max, step, shown) => {
-    const made = slider(label, { min, max, step, shown, oninput: (value) => { now[name] = value; } });
+    const made = slider(label, {
+      min,
+      max,
+      step,
+      shown,
+      oninput: (value) => {
+        now[name] = value;
+      },
+    });
     made.show(now[name]);
     return made;
   };
@@ -20,13 +33,28 @@ export function settings(session) {
     one("at most", "max_tokens", 1, most - 1, 1, (value) => `${value} tokens`),
   ];
   const steering = vectors.map((name) => {
-    const made = slider(name, { min: -STRONGEST, max: STRONGEST, step: 0.1, shown: (value) => (value ? value.toFixed(1).replace("-", "−") : "off"), oninput: (value) => { steer[name] = value; } });
+    const made = slider(name, {
+      min: -STRONGEST,
+      max: STRONGEST,
+      step: 0.1,
+      shown: (value) => (value ? value.toFixed(1).replace("-", "−") : "off"),
+      oninput: (value) => {
+        steer[name] = value;
+      },
+    });
     made.show(steer[name] ?? 0);
     made.dataset.testid = `steer-${name}`;
     return made;
   });
   return [
     h("div", { class: "sampling" }, sampling),
-    steering.length ? h("div", { class: "sampling steering", role: "group", "aria-label": "steering" }, h("h3", {}, "Steering"), steering) : null,
+    steering.length
+      ? h(
+          "div",
+          { class: "sampling steering", role: "group", "aria-label": "steering" },
+          h("h3", {}, "Steering"),
+          steering,
+        )
+      : null,
   ];
 }

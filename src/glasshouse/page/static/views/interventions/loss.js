@@ -2,56 +2,135 @@
 
 import { balance, balanceInk, ink, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
-import { plural, short } from "glasshouse/number.js";
+import { clamp, plural, short } from "glasshouse/number.js";
 import { panel, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
 const TOKENS = 400; // of the text that are coloured
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 export function loss(context) {
   const { model } = context;
   const mean = h("p", { class: "loss", role: "status", data: { testid: "loss" } });
-  const text = h("div", { class: "loss-text", tabindex: "0", role: "group", "aria-label": "tokens coloured by loss", data: { testid: "loss-text" }, on: { click: (event) => {
-    const place = event.target.closest("[data-place]")?.dataset.place;
-    if (place !== undefined) context.set({ token: Number(place) });
-  } } });
+  const text = h("div", {
+    class: "loss-text",
+    tabindex: "0",
+    role: "group",
+    "aria-label": "tokens coloured by loss",
+    data: { testid: "loss-text" },
+    on: {
+      click: (event) => {
+        const place = event.target.closest("[data-place]")?.dataset.place;
+        if (place !== undefined) context.set({ token: Number(place) });
+      },
+    },
+  });
   const legend = h("div", { class: "legend" });
-  const about = model.kind === "encoder" ? "Cross-entropy of each token at its position. If tokens are masked, only those count." : "Cross-entropy of each token given the tokens before it.";
+  const about =
+    model.kind === "encoder"
+      ? "Cross-entropy of each token at its position. If tokens are masked, only those count."
+      : "Cross-entropy of each token given the tokens before it.";
   const node = model.predicts_tokens
     ? panel("Loss per token", about, mean, text, legend)
-    : panel("Change in final hidden states", "Distance between the final hidden states before and after the edits, relative to their norm.", mean, text, legend);
+    : panel(
+        "Change in final hidden states",
+        "Distance between the final hidden states before and after the edits, relative to their norm.",
+        mean,
+        text,
+        legend,
+      );
   let colour = () => {};
 
+  /**
+   * @param {LossResponse} before
+   * @param {LossResponse} after
+   * @param {boolean} isLoss
+   * @param {boolean} signed
+   */
   function drawMean(before, after, isLoss, signed) {
+    /** @type {(name: string, value: number | null) => HTMLElement} */
     const figure = (name, value) => h("b", { data: { testid: name, value } }, short(value));
-    if (after.mean === null) put(mean, "A single token has no loss; enter more text.");
+    if (after.mean === null || before.mean === null) put(mean, "A single token has no loss; enter more text.");
     else if (!isLoss) put(mean, "mean relative change ", figure("loss-after", after.mean));
     else {
       const increase = after.mean - before.mean;
-      put(mean, "mean loss ", figure("loss-before", before.mean), signed ? [" → ", figure("loss-after", after.mean), h("span", { class: increase > 0 ? "worse" : "better", data: { testid: "loss-increase", value: increase } }, ` (${increase > 0 ? "+" : ""}${short(increase)})`)] : null, ` nats per token, over ${plural(after.count, after.counted === "masked" ? "masked token" : "token")}`);
+      put(
+        mean,
+        "mean loss ",
+        figure("loss-before", before.mean),
+        signed
+          ? [
+              " → ",
+              figure("loss-after", after.mean),
+              h(
+                "span",
+                { class: increase > 0 ? "worse" : "better", data: { testid: "loss-increase", value: increase } },
+                ` (${increase > 0 ? "+" : ""}${short(increase)})`,
+              ),
+            ]
+          : null,
+        ` nats per token, over ${plural(after.count, after.counted === "masked" ? "masked token" : "token")}`,
+      );
     }
   }
 
+  /**
+   * @param {LossResponse} before
+   * @param {LossResponse} after
+   * @param {boolean} isLoss
+   * @param {boolean} signed
+   */
   function drawText(before, after, isLoss, signed) {
     const old = decodeTensor(before.values).data;
     const now = decodeTensor(after.values).data;
     const shift = isLoss && model.kind !== "encoder" ? 1 : 0; // targets are shifted by one
-    const first = Math.max(0, Math.min(context.token - TOKENS / 2, context.row.length - TOKENS));
-    const shown = context.row.slice(first, first + TOKENS).map((one, i) => ({ one, place: first + i, was: old[first + i - shift], is: now[first + i - shift] }));
+    const first = clamp(context.token - TOKENS / 2, context.row.length - TOKENS);
+    const shown = context.row
+      .slice(first, first + TOKENS)
+      .map((one, i) => ({ one, place: first + i, was: old[first + i - shift], is: now[first + i - shift] }));
     const differs = shown.map(({ was, is }) => (signed ? is - was : is));
     const most = Math.max(1e-9, ...differs.filter(Number.isFinite).map(Math.abs));
-    put(text, first ? "… " : "", shown.map(({ one, place, was, is }) => {
-      const figures = Number.isFinite(is) ? (signed ? `loss ${short(was)} before, ${short(is)} after` : isLoss ? `loss ${short(is)}` : `relative change ${short(is)}`) : "no loss";
-      return token(one, { title: figures, "aria-label": `${one.text}: ${figures}`, class: place === context.token ? "here" : "", data: { place, value: is, before: was } });
-    }), first + TOKENS < context.row.length ? " …" : "");
+    put(
+      text,
+      first ? "… " : "",
+      shown.map(({ one, place, was, is }) => {
+        const figures = Number.isFinite(is)
+          ? signed
+            ? `loss ${short(was)} before, ${short(is)} after`
+            : isLoss
+              ? `loss ${short(is)}`
+              : `relative change ${short(is)}`
+          : "no loss";
+        return token(one, {
+          title: figures,
+          "aria-label": `${one.text}: ${figures}`,
+          class: place === context.token ? "here" : "",
+          data: { place, value: is, before: was },
+        });
+      }),
+      first + TOKENS < context.row.length ? " …" : "",
+    );
     colour = () => {
       [...text.querySelectorAll(".token")].forEach((one, i) => {
         const share = Number.isFinite(differs[i]) ? differs[i] / most : 0;
         one.style.background = Number.isFinite(differs[i]) ? (signed ? balance(share) : shade(share)) : "transparent";
         one.style.color = signed ? balanceInk(share) : ink(share);
       });
-      const high = signed ? `loss up to ${short(most)} nats higher` : isLoss ? `loss ${short(most)} nats` : `relative change ${short(most)}`;
-      put(legend, signed ? h("span", {}, h("i", { style: { background: balance(-1) } }), "lower loss") : h("span", {}, h("i", { class: "ringed", style: { background: shade(0) } }), "0"), h("span", {}, h("i", { style: { background: signed ? balance(1) : shade(1) } }), high));
+      const high = signed
+        ? `loss up to ${short(most)} nats higher`
+        : isLoss
+          ? `loss ${short(most)} nats`
+          : `relative change ${short(most)}`;
+      put(
+        legend,
+        signed
+          ? h("span", {}, h("i", { style: { background: balance(-1) } }), "lower loss")
+          : h("span", {}, h("i", { class: "ringed", style: { background: shade(0) } }), "0"),
+        h("span", {}, h("i", { style: { background: signed ? balance(1) : shade(1) } }), high),
+      );
     };
     colour();
   }
@@ -59,7 +138,10 @@ export function loss(context) {
   return {
     node,
     async draw() {
-      const [before, after] = await Promise.all([context.request("loss", { forward_pass: context.forwardPass({ unedited: true }) }), context.request("loss", { forward_pass: context.forwardPass() })]);
+      const [before, after] = await Promise.all([
+        context.request("loss", { forward_pass: context.forwardPass({ unedited: true }) }),
+        context.request("loss", { forward_pass: context.forwardPass() }),
+      ]);
       const isLoss = after.measure === "loss";
       const signed = isLoss && context.state.edits.length > 0; // then the difference is shown
       drawMean(before, after, isLoss, signed);

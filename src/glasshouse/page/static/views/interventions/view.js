@@ -12,35 +12,52 @@ import { patching } from "glasshouse/views/interventions/patching.js";
 import { predictions } from "glasshouse/views/interventions/predictions.js";
 import { ablation } from "glasshouse/views/interventions/ablation.js";
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
-  const { model } = context;
   const changes = history(context);
   const inside = [ablation(context, changes), editList(context, changes)];
   const outcome = [predictions(context), loss(context)];
-  if (model.predicts_tokens || model.head === "token_classification") outcome.push(lens(context));
+  if (context.hasPositionLogits) outcome.push(lens(context));
   const second = patching(context, changes);
   const parts = [...inside, ...outcome, second];
+  /** @type {(some: Part[]) => HTMLElement[]} */
   const nodes = (some) => some.map((part) => part.node);
   const code = h("div", {});
   root.classList.add("interventions");
-  root.append(h("div", { class: "interventions-top" }, nodes(inside)), h("div", { class: "columns outcome" }, nodes(outcome)), second.node, code);
+  root.append(
+    h("div", { class: "interventions-top" }, nodes(inside)),
+    h("div", { class: "columns outcome" }, nodes(outcome)),
+    second.node,
+    code,
+  );
+  /** @type {(event: KeyboardEvent) => void} */
   const undo = (event) => changes.key(event);
   addEventListener("keydown", undo);
-  const stop = onTheme(() => parts.forEach((part) => part.colour?.()));
+  const stop = onTheme(() => {
+    for (const part of parts) part.colour?.();
+  });
   return {
-    async draw() {
-      const [lines] = await Promise.all([inPython(context), ...parts.map((part) => part.draw())]);
+    async draw(changed) {
+      const [lines] = await Promise.all([inPython(context), ...parts.map((part) => part.draw(changed))]);
       put(code, python(lines));
     },
     close: () => {
       removeEventListener("keydown", undo);
       stop();
-      parts.forEach((part) => part.close?.());
+      for (const part of parts) part.close?.();
     },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {ViewContext} context
+ * @returns {Promise<string>}
+ */
 async function inPython(context) {
   const { lines, inputs } = preamble(context);
   const call = answer(context, inputs);

@@ -7,23 +7,62 @@ import { draw, inline } from "glasshouse/views/notes/pieces.js";
 const PAUSE = 60; // milliseconds that a slider rests before its figure is drawn
 
 export class Card {
+  /**
+   * @param {Statement} given
+   * @param {NotesPart} part
+   * @param {{ open: (number: string) => void, play: (number: string, value: number) => void }} acts
+   */
   constructor(given, part, { open, play }) {
     this.given = given;
     this.part = part;
     this.play = play;
+    /** @type {Responses["note_figure"] | null} */
     this.drawn = null; // the answer on the screen
+    /** @type {DrawnPiece[]} */
     this.pieces = [];
     this.number = given.number;
-    this.head = h("button", { type: "button", class: "head", "aria-expanded": "false", data: { card: given.number }, on: { click: () => open(given.number) } },
-      h("span", { class: "label" }, given.number), h("span", { class: "titles" }, h("span", { class: "cardname" }, given.title), h("span", { class: "quiet says" }, inline(`${given.says}.`))));
+    /** @type {Slider | null} */
+    this.slider = null;
+    this.head = h(
+      "button",
+      {
+        type: "button",
+        class: "head",
+        "aria-expanded": "false",
+        data: { card: given.number },
+        on: { click: () => open(given.number) },
+      },
+      h("span", { class: "label" }, given.number),
+      h(
+        "span",
+        { class: "titles" },
+        h("span", { class: "cardname" }, given.title),
+        h("span", { class: "quiet says" }, inline(`${given.says}.`)),
+      ),
+    );
+    this.figure = h("div", {
+      class: "figure-box",
+      role: "group",
+      "aria-label": `figure of ${given.number}`,
+      data: { testid: `figure-${given.number}` },
+    });
+    this.worked = h("div", {
+      class: "figure-box worked",
+      role: "group",
+      "aria-label": `worked example of ${given.number}`,
+      data: { testid: `worked-${given.number}` },
+    });
     this.inside = h("div", { class: "inside", hidden: true });
     this.node = h("li", { class: "card", id: `card-${given.number}` }, h("h3", {}, this.head), this.inside);
   }
 
-  /** Unfold the card, or fold it. */
+  /**
+   * Unfold the card, or fold it.
+   * @param {boolean} isOpen
+   */
   show(isOpen) {
     this.node.classList.toggle("open", isOpen);
-    this.head.setAttribute("aria-expanded", isOpen);
+    this.head.setAttribute("aria-expanded", String(isOpen));
     this.inside.hidden = !isOpen;
     if (isOpen && !this.inside.hasChildNodes()) this.build();
     if (!isOpen) this.clear();
@@ -33,32 +72,79 @@ export class Card {
     const { given } = this;
     const control = given.figure?.control;
     this.slider = control
-      ? slider(control.label, { min: control.low, max: control.high, step: control.step, oninput: (value) => this.moved(value) })
+      ? slider(control.label, {
+          min: control.low,
+          max: control.high,
+          step: control.step,
+          oninput: (value) => this.moved(value),
+        })
       : null;
-    this.slider?.show(control.start);
-    this.figure = h("div", { class: "figure-box", role: "group", "aria-label": `figure of ${given.number}`, data: { testid: `figure-${given.number}` } });
-    this.worked = h("div", { class: "figure-box worked", role: "group", "aria-label": `worked example of ${given.number}`, data: { testid: `worked-${given.number}` } });
-    put(this.inside,
+    if (control) this.slider?.show(control.start);
+    put(
+      this.inside,
       given.slip ? h("p", { class: "slip" }, h("strong", {}, "A common slip: "), inline(given.slip)) : null,
       given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,
       this.worked,
-      h("dl", { class: "sources" },
-        given.measured ? [h("dt", {}, `Measured, ${this.part.measured_on}`), h("dd", { data: { testid: "measured" } }, inline(given.measured), given.figure && given.measured_pieces.length ? h("details", {}, h("summary", {}, "the measured figures"), given.measured_pieces.map(draw)) : null)] : null,
-        given.verdicts ? [h("dt", {}, `make claims, ${given.verdicts.on}`), h("dd", { data: { testid: "verdicts" } }, h("ul", {}, given.verdicts.figures.map((one) => h("li", {}, one))))] : null,
-        h("dt", {}, "Check"), h("dd", {}, inline(given.shown_by)),
-        h("dt", {}, "Code"), h("dd", {}, h("code", {}, `${given.code.path}:${given.code.line}`), ` ${given.code.name}`, given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null),
-        h("dt", {}, "Link"), h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`))));
+      h(
+        "dl",
+        { class: "sources" },
+        given.measured
+          ? [
+              h("dt", {}, `Measured, ${this.part.measured_on}`),
+              h(
+                "dd",
+                { data: { testid: "measured" } },
+                inline(given.measured),
+                given.figure && given.measured_pieces.length
+                  ? h("details", {}, h("summary", {}, "the measured figures"), given.measured_pieces.map(draw))
+                  : null,
+              ),
+            ]
+          : null,
+        given.verdicts
+          ? [
+              h("dt", {}, `make claims, ${given.verdicts.on}`),
+              h(
+                "dd",
+                { data: { testid: "verdicts" } },
+                h(
+                  "ul",
+                  {},
+                  given.verdicts.figures.map((one) => h("li", {}, one)),
+                ),
+              ),
+            ]
+          : null,
+        h("dt", {}, "Check"),
+        h("dd", {}, inline(given.shown_by)),
+        h("dt", {}, "Code"),
+        h(
+          "dd",
+          {},
+          h("code", {}, `${given.code.path}:${given.code.line}`),
+          ` ${given.code.name}`,
+          given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null,
+        ),
+        h("dt", {}, "Link"),
+        h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`)),
+      ),
+    );
     if (!given.figure) this.fill(given.measured_pieces);
   }
 
+  /** @param {number} value */
   moved(value) {
     clearTimeout(this.pause);
     this.pause = setTimeout(() => this.play(this.number, value), PAUSE);
   }
 
-  /** Draw the pieces of an answer. */
+  /**
+   * Draw the pieces of an answer.
+   * @param {Piece[]} pieces
+   * @param {Piece[]} [worked]
+   */
   fill(pieces, worked = []) {
     this.clear();
     const [drawn, example] = [pieces.map(draw), worked.map(draw)];
@@ -67,6 +153,10 @@ export class Card {
     put(this.worked, example.length ? [h("h4", {}, "Worked example"), ...example] : []);
   }
 
+  /**
+   * @param {(given: Statement) => Promise<Responses["note_figure"]>} ask
+   * @returns {Promise<void>}
+   */
   async draw(ask) {
     if (!this.given.figure) return;
     const answer = await ask(this.given);
@@ -79,6 +169,6 @@ export class Card {
     for (const piece of this.pieces) piece.close?.();
     this.pieces = [];
     this.drawn = null;
-    if (this.figure && this.given.figure) for (const box of [this.figure, this.worked]) put(box);
+    if (this.given.figure) for (const box of [this.figure, this.worked]) put(box);
   }
 }

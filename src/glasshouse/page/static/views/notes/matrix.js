@@ -1,9 +1,10 @@
 // A matrix in colours with its shape: signed or not, masked cells hatched, read by pointer and arrow keys.
 
 import { balance, onTheme, shade } from "glasshouse/colour.js";
-import { h, put } from "glasshouse/dom.js";
-import { short } from "glasshouse/number.js";
+import { h, penOf, put } from "glasshouse/dom.js";
+import { clamp, short } from "glasshouse/number.js";
 import { decodeTensor } from "glasshouse/tensor.js";
+import { cut } from "glasshouse/widgets.js";
 
 const LETTER = 7.2; // pixels of a letter of a name
 const LARGEST = 26; // pixels of a cell
@@ -14,14 +15,16 @@ const TOP = 66; // pixels above for names of columns
 const LONGEST = 12; // letters of a name
 const FONT = "11.5px ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 
-function cut(text, most) {
-  const letters = [...text];
-  return letters.length > most ? `${letters.slice(0, most - 1).join("")}…` : text;
-}
-
-/** Draw a piece; returns an element with `close()`. */
+/**
+ * Draw a piece; returns an element with `close()`.
+ * @param {MatrixPiece} piece
+ * @returns {DrawnPiece}
+ */
 export function matrix(piece) {
-  const { shape: [rows, columns], data } = decodeTensor(piece.values);
+  const {
+    shape: [rows, columns],
+    data,
+  } = decodeTensor(piece.values);
   const finite = data.filter(Number.isFinite);
   const most = finite.reduce((a, b) => Math.max(a, Math.abs(b)), 0) || 1;
   const canvas = h("canvas", { "aria-hidden": "true" });
@@ -30,9 +33,26 @@ export function matrix(piece) {
   const low = finite.reduce((a, b) => Math.min(a, b), Infinity);
   const high = finite.reduce((a, b) => Math.max(a, b), -Infinity);
   const label = `${piece.title}: ${rows} by ${columns}, from ${short(low)} to ${short(high)}; arrow keys read it`;
-  const box = h("div", { class: "matrix", tabindex: "0", role: "application", "aria-roledescription": "map", "aria-label": label, data: { testid: "matrix" } }, canvas);
-  const caption = h("figcaption", {}, piece.title, " ", h("span", { class: "shape" }, `${rows}×${columns}`),
-    h("span", { class: "quiet range" }, finite.length ? ` ${short(low)} to ${short(high)}` : ""));
+  const box = h(
+    "div",
+    {
+      class: "matrix",
+      tabindex: "0",
+      role: "application",
+      "aria-roledescription": "map",
+      "aria-label": label,
+      data: { testid: "matrix" },
+    },
+    canvas,
+  );
+  const caption = h(
+    "figcaption",
+    {},
+    piece.title,
+    " ",
+    h("span", { class: "shape" }, `${rows}×${columns}`),
+    h("span", { class: "quiet range" }, finite.length ? ` ${short(low)} to ${short(high)}` : ""),
+  );
   const node = h("figure", { class: "piece" }, caption, box, said);
   const cursor = { row: piece.row ?? 0, column: 0, on: false };
   let width = 0;
@@ -42,7 +62,10 @@ export function matrix(piece) {
   let tall = 0; // pixels of a row
 
   function measure() {
-    const longest = piece.rows.reduce((a, one) => Math.max(a, Math.min(LONGEST, [...one].length)), String(rows).length);
+    const longest = piece.rows.reduce(
+      (a, one) => Math.max(a, Math.min(LONGEST, [...one].length)),
+      String(rows).length,
+    );
     left = Math.min(0.34 * width, 12 + LETTER * longest);
     const named = piece.columns.length > 0;
     const fit = (width - left - (named ? 30 : 2)) / columns;
@@ -59,9 +82,10 @@ export function matrix(piece) {
     Object.assign(canvas, { width: Math.round(wide * fine), height: Math.round(high * fine) });
     canvas.style.setProperty("width", `${wide}px`);
     canvas.style.setProperty("height", `${high}px`);
-    const pen = canvas.getContext("2d");
+    const pen = penOf(canvas);
     pen.scale(fine, fine);
     const style = getComputedStyle(box);
+    /** @type {(name: string) => string} */
     const colour = (name) => style.getPropertyValue(`--${name}`).trim();
     for (let i = 0; i < rows; i += 1) {
       for (let j = 0; j < columns; j += 1) {
@@ -88,6 +112,7 @@ export function matrix(piece) {
       pen.fillText(text, left - 6, top + (i + 0.5) * tall);
     }
     nameColumns(pen, colour);
+    /** @type {(row: number, column: number, count: number, name: string) => void} */
     const mark = (row, column, count, name) => {
       pen.strokeStyle = colour(name);
       pen.lineWidth = 2;
@@ -97,6 +122,10 @@ export function matrix(piece) {
     if (cursor.on) mark(cursor.row, cursor.column, 1, "accent");
   }
 
+  /**
+   * @param {CanvasRenderingContext2D} pen
+   * @param {(name: string) => string} colour
+   */
   function nameColumns(pen, colour) {
     pen.textAlign = "left";
     pen.fillStyle = colour("ink");
@@ -116,13 +145,18 @@ export function matrix(piece) {
     for (let j = 0; j < columns; j += every) pen.fillText(String(j), left + (j + 0.5) * cell, top - 9);
   }
 
+  /**
+   * @param {number} row
+   * @param {number} column
+   */
   function tell(row, column) {
     Object.assign(cursor, { row, column });
     const value = data[row * columns + column];
+    /** @type {(names: string[], i: number, what: string) => string} */
     const name = (names, i, what) => (names.length ? `“${names[i]}”` : `${what || "row"} ${i}`);
     const at = `${name(piece.rows, row, down)}, ${name(piece.columns, column, across || "column")}`;
     put(said, `${at}: ${Number.isFinite(value) ? short(value) : "masked"}`);
-    said.dataset.value = value;
+    said.dataset.value = String(value);
   }
 
   box.addEventListener("pointermove", (event) => {
@@ -133,8 +167,7 @@ export function matrix(piece) {
     const by = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!by) return;
     event.preventDefault();
-    const within = (value, size) => Math.max(0, Math.min(size - 1, value));
-    if (cursor.on) tell(within(cursor.row + by[0], rows), within(cursor.column + by[1], columns));
+    if (cursor.on) tell(clamp(cursor.row + by[0], rows - 1), clamp(cursor.column + by[1], columns - 1));
     else tell(cursor.row, cursor.column);
     cursor.on = true;
     draw();
@@ -151,9 +184,10 @@ export function matrix(piece) {
   });
   watch.observe(box);
   const endTheme = onTheme(draw);
-  node.close = () => {
-    watch.disconnect();
-    endTheme();
-  };
-  return node;
+  return Object.assign(node, {
+    close() {
+      watch.disconnect();
+      endTheme();
+    },
+  });
 }

@@ -4,49 +4,141 @@ import { h, put } from "glasshouse/dom.js";
 import { panel } from "glasshouse/widgets.js";
 import { Card } from "glasshouse/views/notes/card.js";
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const view = new Notes(context, root);
   return { draw: (changed) => view.draw(changed), close: () => view.close() };
 }
 
 class Notes {
+  /**
+   * @param {ViewContext} context
+   * @param {HTMLElement} root
+   */
   constructor(context, root) {
     this.context = context;
-    this.cards = null;
+    /** @type {Map<string, Card>} */
+    this.cards = new Map(); // empty until the notes are there
     this.examples = h("div", { class: "controls examples", role: "group", "aria-label": "examples of the notes" });
-    this.all = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "notes-all" }, on: { click: () => context.set({ notes_all: context.state.notes_all ? undefined : 1 }) } }, "Open all cards");
-    this.large = h("button", { type: "button", class: "tool", "aria-pressed": "false", data: { testid: "notes-large" }, on: { click: () => context.set({ notes_large: context.state.notes_large ? undefined : 1 }) } }, "Large type");
+    this.all = h(
+      "button",
+      {
+        type: "button",
+        class: "tool",
+        "aria-pressed": "false",
+        data: { testid: "notes-all" },
+        on: { click: () => context.set({ notes_all: context.state.notes_all ? undefined : 1 }) },
+      },
+      "Open all cards",
+    );
+    this.large = h(
+      "button",
+      {
+        type: "button",
+        class: "tool",
+        "aria-pressed": "false",
+        data: { testid: "notes-large" },
+        on: { click: () => context.set({ notes_large: context.state.notes_large ? undefined : 1 }) },
+      },
+      "Large type",
+    );
     this.index = h("nav", { class: "index", "aria-label": "cards" });
     this.list = h("div", { class: "lectures", on: { keydown: (event) => this.walk(event) } });
     root.classList.add("notes");
-    root.append(panel("The notes, live", "Every statement of the lectures on a card: a figure computed on this model, something to play with, the check that holds it, and the line of code that does it. Token, layer and head are selected above.", this.examples, this.index, h("div", { class: "controls" }, this.all, this.large)), this.list);
+    root.append(
+      panel(
+        "The notes, live",
+        "Every statement of the lectures on a card: a figure computed on this model, something to play with, the check that holds it, and the line of code that does it. Token, layer and head are selected above.",
+        this.examples,
+        this.index,
+        h("div", { class: "controls" }, this.all, this.large),
+      ),
+      this.list,
+    );
   }
 
   close() {
     document.documentElement.classList.remove("large-type");
-    for (const card of this.cards?.values() ?? []) card.clear();
+    for (const card of this.cards.values()) card.clear();
   }
 
+  /** @param {Responses["notes"]} notes */
   build({ parts, examples }) {
     const { context } = this;
-    this.cards = new Map();
-    const open = (number) => context.set({ notes_card: this.current === number && !context.state.notes_all ? "none" : number, notes_value: undefined });
+    /** @type {(number: string) => void} */
+    const open = (number) =>
+      context.set({
+        notes_card: this.current === number && !context.state.notes_all ? "none" : number,
+        notes_value: undefined,
+      });
+    /** @type {(number: string, value: number) => void} */
     const play = (number, value) => context.set({ notes_card: number, notes_value: value });
-    put(this.list, parts.map((part) => {
-      const cards = part.statements.map((one) => new Card(one, part, { open, play }));
-      for (const card of cards) this.cards.set(card.number, card);
-      return h("section", { class: "lecture", "aria-label": part.title },
-        h("h2", {}, part.title), h("ol", { class: "cards" }, cards.map((card) => card.node)),
-        part.questions.length ? h("div", { class: "questions" }, h("h3", {}, "Test yourself"), part.questions.map((one) =>
-          h("details", {}, h("summary", {}, one.ask), h("p", {}, one.answer, " ", h("a", { href: `#notes/${one.card}` }, `see ${one.card}`))))) : null);
-    }));
-    put(this.index, parts.map((part) => h("p", {}, h("span", { class: "name" }, part.title), part.statements.map((one) =>
-      h("a", { href: `#notes/${one.number}`, title: one.title, data: { to: one.number } }, one.number)))));
-    put(this.examples, h("span", { class: "name" }, "examples"), examples.map((one) =>
-      h("button", { type: "button", class: "tool", data: { testid: "example" }, on: { click: () => this.choose(one) } }, one.title || one.text)));
+    put(
+      this.list,
+      parts.map((part) => {
+        const cards = part.statements.map((one) => new Card(one, part, { open, play }));
+        for (const card of cards) this.cards.set(card.number, card);
+        return h(
+          "section",
+          { class: "lecture", "aria-label": part.title },
+          h("h2", {}, part.title),
+          h(
+            "ol",
+            { class: "cards" },
+            cards.map((card) => card.node),
+          ),
+          part.questions.length
+            ? h(
+                "div",
+                { class: "questions" },
+                h("h3", {}, "Test yourself"),
+                part.questions.map((one) =>
+                  h(
+                    "details",
+                    {},
+                    h("summary", {}, one.ask),
+                    h("p", {}, one.answer, " ", h("a", { href: `#notes/${one.card}` }, `see ${one.card}`)),
+                  ),
+                ),
+              )
+            : null,
+        );
+      }),
+    );
+    put(
+      this.index,
+      parts.map((part) =>
+        h(
+          "p",
+          {},
+          h("span", { class: "name" }, part.title),
+          part.statements.map((one) =>
+            h("a", { href: `#notes/${one.number}`, title: one.title, data: { to: one.number } }, one.number),
+          ),
+        ),
+      ),
+    );
+    put(
+      this.examples,
+      h("span", { class: "name" }, "examples"),
+      examples.map((one) =>
+        h(
+          "button",
+          { type: "button", class: "tool", data: { testid: "example" }, on: { click: () => this.choose(one) } },
+          one.title || one.text,
+        ),
+      ),
+    );
   }
 
-  /** Open the card that works an example through, and put the example into the prompt of a model that can take it. */
+  /**
+   * Open the card that works an example through, and put the example into the prompt of a model that can take it.
+   * @param {NotesExample} example
+   */
   choose({ text, ids, card }) {
     const { model } = this.context;
     const opened = { notes_card: card, notes_value: undefined };
@@ -58,51 +150,69 @@ class Notes {
     else this.context.set(opened);
   }
 
-  /** The number of the open card: the first one unless another is chosen. */
+  /**
+   * The number of the open card: the first one unless another is chosen.
+   * @returns {string}
+   */
   get current() {
-    return this.context.state.notes_card ?? this.cards.keys().next().value;
+    return this.context.state.notes_card ?? this.cards.keys().next().value ?? "";
   }
 
+  /**
+   * @param {Changed} changed
+   * @returns {Promise<void>}
+   */
   async draw(changed) {
     const { context } = this;
     const { state } = context;
-    if (!this.cards) this.build(await context.request("notes"));
+    if (!this.cards.size) this.build(await context.request("notes"));
     const every = Boolean(state.notes_all);
-    this.all.setAttribute("aria-pressed", every);
+    this.all.setAttribute("aria-pressed", String(every));
     put(this.all, every ? "Close all but one" : "Open all cards");
-    this.large.setAttribute("aria-pressed", Boolean(state.notes_large));
+    this.large.setAttribute("aria-pressed", String(Boolean(state.notes_large)));
     document.documentElement.classList.toggle("large-type", Boolean(state.notes_large)); // for a projector
     for (const [number, card] of this.cards) {
       const isOpen = every || number === this.current;
       if (isOpen !== card.node.classList.contains("open")) card.show(isOpen);
     }
-    for (const link of this.index.querySelectorAll("a")) link.toggleAttribute("aria-current", link.dataset.to === this.current);
+    for (const link of this.index.querySelectorAll("a"))
+      link.toggleAttribute("aria-current", link.dataset.to === this.current);
     const chosen = this.cards.get(this.current);
-    chosen?.slider?.show(state.notes_value ?? chosen.given.figure.control.start);
+    chosen?.slider?.show(state.notes_value ?? chosen.given.figure?.control?.start ?? 0);
     const moved = changed.has("notes_card") && state.notes_card && !changed.has("notes_value") && chosen;
     if (moved) chosen.node.scrollIntoView({ block: "start" });
-    for (const card of this.cards.values()) if (card.node.classList.contains("open")) await card.draw((given) => this.ask(given));
+    for (const card of this.cards.values())
+      if (card.node.classList.contains("open")) await card.draw((given) => this.ask(given));
     if (moved) chosen.node.scrollIntoView({ block: "start" }); // cards above it may have grown
   }
 
-  /** Request a figure with what it depends on. */
+  /**
+   * Request a figure with what it depends on.
+   * @param {Statement} statement
+   * @returns {Promise<Responses["note_figure"]>}
+   */
   ask({ number, figure }) {
     const { context } = this;
     const { model, state } = context;
+    /** @type {RequestBody} */
     const body = { number };
-    if (figure.reads.includes("pass")) body.forward_pass = context.forwardPass();
-    if (figure.reads.includes("layer")) body.layer = Math.min(state.layer, model.n_layers - 1);
-    if (figure.reads.includes("head")) body.head = Math.min(state.head, model.n_heads - 1);
-    if (figure.reads.includes("position")) body.position = context.token;
+    const reads = figure?.reads ?? [];
+    if (reads.includes("pass")) body.forward_pass = context.forwardPass();
+    if (reads.includes("layer")) body.layer = Math.min(state.layer, model.n_layers - 1);
+    if (reads.includes("head")) body.head = Math.min(state.head, model.n_heads - 1);
+    if (reads.includes("position")) body.position = context.token;
     if (number === this.current && state.notes_value !== undefined) body.value = state.notes_value;
     return context.request("note_figure", body);
   }
 
-  /** Arrow keys move between the heads of cards. */
+  /**
+   * Arrow keys move between the heads of cards.
+   * @param {ElementEvent<KeyboardEvent>} event
+   */
   walk(event) {
     if (!event.target.classList?.contains("head")) return;
     const heads = [...this.cards.values()].map((card) => card.head);
-    const at = heads.indexOf(event.target);
+    const at = heads.indexOf(/** @type {HTMLButtonElement} */ (event.target));
     const to = { ArrowDown: at + 1, ArrowUp: at - 1, Home: 0, End: heads.length - 1 }[event.key];
     if (to === undefined || !heads[to]) return;
     event.preventDefault();

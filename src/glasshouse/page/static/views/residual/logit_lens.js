@@ -5,6 +5,7 @@ import { percent, short } from "glasshouse/number.js";
 import { choice } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
+/** @type {Record<string, LensColour>} */
 const COLOURS = {
   probability: {
     text: "probability",
@@ -26,35 +27,62 @@ const COLOURS = {
   },
 };
 
-/** The endpoint, cells and colours of the table; `rescaled` is called when the colour scale changes. */
+/**
+ * The endpoint, cells and colours of the table; `rescaled` is called when the colour scale changes.
+ * @param {ViewContext} context
+ * @param {() => void} rescaled
+ * @returns {TableContent<"lens", LensNumbers>}
+ */
 export function logitLens(context, rescaled) {
   const kinds = Object.entries(COLOURS).filter(([name]) => name !== "rank" || context.model.predicts_tokens);
-  const colours = choice("colour by", kinds.map(([name, one]) => [name, one.text]), (value) => context.set({ residual_color: value === "probability" ? undefined : value }));
+  const colours = choice(
+    "colour by",
+    kinds.map(([name, one]) => [name, one.text]),
+    (value) => context.set({ residual_color: value === "probability" ? undefined : value }),
+  );
   let outputs = context.model.vocab_size; // or labels
-  const chosen = () => (context.state.residual_color in COLOURS ? context.state.residual_color : "probability");
+  const chosen = () => {
+    const { residual_color: name } = context.state;
+    return name && name in COLOURS ? name : "probability";
+  };
 
   return {
     title: "Logit lens",
-    about: "The residual stream after each layer, passed through the final norm and the unembedding: the top prediction at every layer and position. Bottom row: the embedding; top row: the model’s output.",
+    about:
+      "The residual stream after each layer, passed through the final norm and the unembedding: the top prediction at every layer and position. Bottom row: the embedding; top row: the model’s output.",
     endpoint: "lens",
     controls: [h("span", { class: "name" }, "colour by"), colours],
     draw: () => colours.show(chosen()),
     share: (one) => COLOURS[chosen()].share(one, outputs),
     figure: (one) => COLOURS[chosen()].figure(one),
     legend: () => COLOURS[chosen()].legend(outputs),
-    /** The cells of a tile, row by row. */
+    /**
+     * The cells of a tile, row by row.
+     * @param {LensResponse} found
+     * @param {number} width
+     * @returns {TableCell<LensNumbers>[][]}
+     */
     cells(found, width) {
       if (found.outputs !== outputs) {
         outputs = found.outputs;
         rescaled();
       }
-      const [probabilities, entropies, ranks] = ["probability", "entropy", "rank"].map((name) => decodeTensor(found[name]).data);
-      return found.tokens.map((line, i) => line.map(([id], j) => {
-        const at = i * width + j;
-        const [word, probability, entropy, rank] = [found.token_info[id].text, probabilities[at], entropies[at], ranks[at]];
-        const said = `${word}, ${percent(probability)}, entropy ${short(entropy)} nats${rank < 0 ? "" : `, rank of the target token ${rank}`}`;
-        return { word, said, data: { id, probability, entropy, rank } };
-      }));
+      const [probabilities, entropies, ranks] = [found.probability, found.entropy, found.rank].map(
+        (one) => decodeTensor(one).data,
+      );
+      return found.tokens.map((line, i) =>
+        line.map(([id], j) => {
+          const at = i * width + j;
+          const [word, probability, entropy, rank] = [
+            found.token_info[id].text,
+            probabilities[at],
+            entropies[at],
+            ranks[at],
+          ];
+          const said = `${word}, ${percent(probability)}, entropy ${short(entropy)} nats${rank < 0 ? "" : `, rank of the target token ${rank}`}`;
+          return { word, said, data: { id, probability, entropy, rank } };
+        }),
+      );
     },
   };
 }

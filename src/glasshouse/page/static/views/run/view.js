@@ -14,10 +14,20 @@ import { status } from "glasshouse/views/run/status.js";
 
 const OFTEN = 2000; // milliseconds between polls of an unfinished run
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const { checkpoint, compare_with: compareWith } = context.state;
   // With two checkpoints the page mounts each view twice, but there is one run.
-  if (compareWith && context.checkpoint === compareWith && compareWith !== (checkpoint || context.model.checkpoints.at(-1))) return { draw() {} };
+  if (
+    compareWith &&
+    context.checkpoint === compareWith &&
+    compareWith !== (checkpoint || context.model.checkpoints.at(-1))
+  )
+    return { draw() {} };
   const parts = [status, curves, samples, heads, layers, comparison, plan].map((part) => part(context));
   const [first, second, third, fourth, fifth, sixth, seventh] = parts.map((part) => part.node);
   const code = h("div", {});
@@ -32,7 +42,7 @@ export function mount(context, root) {
       // retried at the next poll
     }
   }
-  const timer = isSaved ? null : setInterval(look, OFTEN);
+  const timer = isSaved ? undefined : setInterval(look, OFTEN);
   return {
     async draw(changed) {
       put(code, python(inPython(context)));
@@ -41,16 +51,25 @@ export function mount(context, root) {
     },
     close() {
       clearInterval(timer);
-      parts.forEach((part) => part.close?.());
+      for (const part of parts) part.close?.();
     },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {ViewContext} context
+ * @returns {string}
+ */
 function inPython(context) {
   const { text, appended, masked, compare_with: compareWith } = context.state;
   const isPlain = context.tokens.text && context.model.tokenizer && !appended.length && !masked.length;
-  const given = isPlain ? quoted(text) : Object.values(context.tokens).filter(Array.isArray).map((row) => `torch.tensor([[${row.map((one) => one.id).join(", ")}]])`).join(", ");
+  const given = isPlain
+    ? quoted(text)
+    : Object.values(context.tokens)
+        .filter(Array.isArray)
+        .map((row) => `torch.tensor([[${row.map((one) => one.id).join(", ")}]])`)
+        .join(", ");
   const lines = [
     compareWith && !isPlain ? "import json, torch, glasshouse as gh" : "import json, glasshouse as gh",
     "from pathlib import Path",
@@ -62,6 +81,7 @@ function inPython(context) {
     "folders = {one.name: one.folder for one in list_checkpoints(run)}",
     `model, tok = gh.load(folders[${quoted(context.checkpoint)}])`,
   ];
-  if (compareWith) lines.push(`other, _ = gh.load(folders[${quoted(compareWith)}])`, `gh.compare(model, other, ${given}, tok=tok)`);
+  if (compareWith)
+    lines.push(`other, _ = gh.load(folders[${quoted(compareWith)}])`, `gh.compare(model, other, ${given}, tok=tok)`);
   return lines.join("\n");
 }

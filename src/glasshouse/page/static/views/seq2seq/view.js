@@ -7,6 +7,11 @@ import { selection } from "glasshouse/views/seq2seq/selection.js";
 import { crossAttention } from "glasshouse/views/seq2seq/cross_attention.js";
 import { search, searched } from "glasshouse/views/seq2seq/search.js";
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
   const parts = [crossAttention(context), ...(context.model.generates ? [search(context)] : [])];
   const code = h("div", {});
@@ -17,11 +22,17 @@ export function mount(context, root) {
       await Promise.all(parts.map((part) => part.draw(changed)));
       put(code, python(await inPython(context)));
     },
-    close: () => parts.forEach((part) => part.close?.()),
+    close() {
+      for (const part of parts) part.close?.();
+    },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {ViewContext} context
+ * @returns {Promise<string>}
+ */
 async function inPython(context) {
   const { lines, inputs } = preamble(context);
   const { of, layer, head } = selection(context);
@@ -32,6 +43,9 @@ async function inPython(context) {
     `    model(${inputs})`,
     `weights = seen["decoder.cross_pattern.*"]${part}  # [target, source]`,
   ];
-  if (context.model.generates) work.push(`hypotheses = gh.generate(model, tok, source.tolist(), max_new_tokens=48, beams=${beams}, n=${beams}, length_penalty=${penalty}, keep_tree=True)`);
+  if (context.model.generates)
+    work.push(
+      `hypotheses = gh.generate(model, tok, source.tolist(), max_new_tokens=48, beams=${beams}, n=${beams}, length_penalty=${penalty}, keep_tree=True)`,
+    );
   return [...lines, ...(await within(context, work))].join("\n");
 }

@@ -9,8 +9,17 @@ const SHOWN = 12; // candidates
 const MERGES = 200; // replayed at most
 const BEAT = 500; // milliseconds between merges when they play
 
+/**
+ * @param {ViewContext} context
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
 export function mount(context, root) {
-  const parts = [nextToken(context), context.model.has_merges ? wordMerges(context) : null, context.model.tokenizer ? trainBpe(context) : null].filter(Boolean);
+  const parts = [
+    nextToken(context),
+    ...(context.model.has_merges ? [wordMerges(context)] : []),
+    ...(context.model.tokenizer ? [trainBpe(context)] : []),
+  ];
   const [first, ...others] = parts.map((part) => part.node);
   root.append(h("div", { class: "columns" }, first, h("div", { class: "view" }, others)));
   const code = h("div", {});
@@ -22,11 +31,17 @@ export function mount(context, root) {
       await Promise.all(others.map((part) => part.draw(changed)));
       put(code, python(await inPython(context)));
     },
-    close: () => parts.forEach((part) => part.close?.()),
+    close() {
+      for (const part of parts) part.close?.();
+    },
   };
 }
 
-/** The same in Python. */
+/**
+ * The same in Python.
+ * @param {ViewContext} context
+ * @returns {Promise<string>}
+ */
 async function inPython(context) {
   const { lines, inputs } = preamble(context);
   return [...lines, ...(await within(context, [`probabilities = ${answer(context, inputs)}`]))].join("\n");
@@ -34,28 +49,60 @@ async function inPython(context) {
 
 // Next-token probabilities
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 function nextToken(context) {
   const { model } = context;
-  const title = { next_token: "Next-token probabilities", masked_token: "Masked-token predictions" }[model.head] ?? "Label probabilities";
-  const about = {
-    next_token: "The most likely tokens after the selected one. Click a token to append it there.",
-    masked_token: "The most likely tokens at the selected position. Mask the token to predict it from the others.",
-  }[model.head] ?? "The probability of each label.";
+  const title = context.predictionsTitle;
+  const about =
+    {
+      next_token: "The most likely tokens after the selected one. Click a token to append it there.",
+      masked_token: "The most likely tokens at the selected position. Mask the token to predict it from the others.",
+    }[model.head] ?? "The probability of each label.";
   const list = h("div", { data: { testid: "next" } });
   const facts = h("p", { class: "quiet", role: "status", data: { testid: "next-facts" } });
   const written = h("p", { class: "written quiet" });
   const settings = model.generates ? sampling(context) : null;
-  const write = (n) => h("button", { type: "button", class: n > 1 ? "act" : "act first", data: { testid: `generate-${n}` }, on: { click: () => generate(context, n, written) } }, n > 1 ? `generate ${n} tokens` : "sample one token");
-  const controls = model.generates ? [settings.node, h("div", { class: "controls" }, write(1), write(20), h("span", { class: "quiet" }, "each click uses a new seed"))] : [];
+  /** @type {(n: number) => HTMLElement} */
+  const write = (n) =>
+    h(
+      "button",
+      {
+        type: "button",
+        class: n > 1 ? "act" : "act first",
+        data: { testid: `generate-${n}` },
+        on: { click: () => generate(context, n, written) },
+      },
+      n > 1 ? `generate ${n} tokens` : "sample one token",
+    );
+  const controls = settings
+    ? [
+        settings.node,
+        h(
+          "div",
+          { class: "controls" },
+          write(1),
+          write(20),
+          h("span", { class: "quiet" }, "each click uses a new seed"),
+        ),
+      ]
+    : [];
   const node = panel(title, about, list, facts, controls, written);
-  if (!model.predicts_tokens && model.head !== "sequence_classification" && model.head !== "token_classification") put(list, placeholder(`The head of this model is ${model.head}, which predicts no tokens; open its attention instead.`));
+  if (!context.hasProbabilities)
+    put(
+      list,
+      placeholder(`The head of this model is ${model.head}, which predicts no tokens; open its attention instead.`),
+    );
 
   return {
     node,
     async draw() {
       settings?.draw();
-      if (list.querySelector(".placeholder")) return;
+      if (!context.hasProbabilities) return;
       const { temperature, top_k: topK, top_p: topP } = context.state;
+      /** @type {RequestBody} */
       const body = { forward_pass: context.forwardPass(), position: context.token, show: SHOWN };
       if (model.generates) {
         if (temperature !== 1) body.temperature = temperature;
@@ -64,29 +111,64 @@ function nextToken(context) {
       }
       const found = await context.request("next", body);
       const plain = !model.generates || (temperature === 1 && !topK && topP >= 1);
-      const top = Math.max(...found.candidates.map((one) => Math.max(one.probability, plain ? 0 : one.sampling_probability)));
-      put(list, bars(found.candidates.map((one) => ({
-        name: model.predicts_tokens ? token(one) : one.text,
-        share: (plain ? one.probability : one.sampling_probability) / top,
-        second: plain ? undefined : one.probability / top,
-        value: one.probability,
-        text: percent(plain ? one.probability : one.sampling_probability),
-        title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, sampled with ${percent(one.sampling_probability)}`}`,
-        class: one.id === found.actual_next ? "true" : "",
-        data: { id: one.id, sampling: one.sampling_probability, logit: one.logit },
-        onclick: model.generates ? () => branch(context, one.id) : undefined,
-      })), { label: title }));
+      const top = Math.max(
+        ...found.candidates.map((one) => Math.max(one.probability, plain ? 0 : one.sampling_probability)),
+      );
+      put(
+        list,
+        bars(
+          found.candidates.map((one) => ({
+            name: model.predicts_tokens ? token(one) : one.text,
+            share: (plain ? one.probability : one.sampling_probability) / top,
+            second: plain ? undefined : one.probability / top,
+            value: one.probability,
+            text: percent(plain ? one.probability : one.sampling_probability),
+            title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, sampled with ${percent(one.sampling_probability)}`}`,
+            class: one.id === found.actual_next ? "true" : "",
+            data: { id: one.id, sampling: one.sampling_probability, logit: one.logit },
+            onclick: model.generates ? () => branch(context, one.id) : undefined,
+          })),
+          { label: title },
+        ),
+      );
       const nats = `entropy ${short(found.entropy)} nats`;
-      put(facts, plain ? nats : `${nats}, ${short(found.sampling_entropy)} after temperature, top-k and top-p (${plural(found.n_candidates, "candidate")}). Pale: before.`);
+      put(
+        facts,
+        plain
+          ? nats
+          : `${nats}, ${short(found.sampling_entropy)} after temperature, top-k and top-p (${plural(found.n_candidates, "candidate")}). Pale: before.`,
+      );
     },
   };
 }
 
+/**
+ * @param {ViewContext} context
+ * @returns {{ node: HTMLElement, draw: () => void }}
+ */
 function sampling(context) {
-  const temperature = slider("temperature", { min: 0, max: 2, step: 0.05, shown: (value) => value.toFixed(2), oninput: (value) => context.set({ temperature: value }) });
+  const temperature = slider("temperature", {
+    min: 0,
+    max: 2,
+    step: 0.05,
+    shown: (value) => value.toFixed(2),
+    oninput: (value) => context.set({ temperature: value }),
+  });
   const most = Math.min(context.model.vocab_size, 100);
-  const topK = slider("top-k", { min: 0, max: most, step: 1, shown: (value) => (value ? String(value) : "all"), oninput: (value) => context.set({ top_k: value }) });
-  const topP = slider("top-p", { min: 0.05, max: 1, step: 0.05, shown: (value) => (value >= 1 ? "all" : value.toFixed(2)), oninput: (value) => context.set({ top_p: value }) });
+  const topK = slider("top-k", {
+    min: 0,
+    max: most,
+    step: 1,
+    shown: (value) => (value ? String(value) : "all"),
+    oninput: (value) => context.set({ top_k: value }),
+  });
+  const topP = slider("top-p", {
+    min: 0.05,
+    max: 1,
+    step: 0.05,
+    shown: (value) => (value >= 1 ? "all" : value.toFixed(2)),
+    oninput: (value) => context.set({ top_p: value }),
+  });
   return {
     node: h("div", { class: "sampling" }, temperature, topK, topP),
     draw() {
@@ -97,7 +179,11 @@ function sampling(context) {
   };
 }
 
-/** Append a token after the selected one; what followed is dropped. */
+/**
+ * Append a token after the selected one; what followed is dropped.
+ * @param {ViewContext} context
+ * @param {number} id
+ */
 function branch(context, id) {
   const { token: place, row, tokens } = context;
   if (place === row.length - 1) {
@@ -108,8 +194,15 @@ function branch(context, id) {
   context.set({ [tokens.target ? "target" : "text"]: "", appended: [...kept, id], token: -1 });
 }
 
+/**
+ * @param {ViewContext} context
+ * @param {number} n
+ * @param {HTMLElement} written
+ * @returns {Promise<void>}
+ */
 async function generate(context, n, written) {
   const { temperature, top_k: topK, top_p: topP, seed, appended } = context.state;
+  /** @type {RequestBody} */
   const body = { forward_pass: context.forwardPass(), max_new_tokens: n, seed };
   if (temperature) body.temperature = temperature;
   if (topK) body.top_k = topK;
@@ -128,15 +221,32 @@ async function generate(context, n, written) {
 
 // BPE merges of a word
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 function wordMerges(context) {
   const title = h("h3", {});
-  const tree = h("div", { class: "tree", tabindex: "0", role: "group", "aria-label": "merge tree", data: { testid: "tree" } });
+  const tree = h("div", {
+    class: "tree",
+    tabindex: "0",
+    role: "group",
+    "aria-label": "merge tree",
+    data: { testid: "tree" },
+  });
   const table = h("div", { class: "scroll" });
-  const node = panel("BPE merges of this word", "A word starts as bytes; the adjacent pair with the lowest merge rank is merged until none is left. Numbers are merge ranks.", title, tree, table);
+  const node = panel(
+    "BPE merges of this word",
+    "A word starts as bytes; the adjacent pair with the lowest merge rank is merged until none is left. Numbers are merge ranks.",
+    title,
+    tree,
+    table,
+  );
   return {
     node,
     async draw(changed) {
       if (!["tokens", "token", "key"].some((name) => changed.has(name))) return;
+      /** @type {RequestBody} */
       const body = { forward_pass: context.forwardPass({ unedited: true }), position: context.token };
       if (context.tokens.target) body.side = "target";
       const found = await context.request("word_merges", body);
@@ -147,8 +257,32 @@ function wordMerges(context) {
         return;
       }
       put(tree, drawTrees(found.trees));
-      const rows = found.steps.map((step, i) => h("tr", {}, h("td", { class: "number" }, i ? count(step.rank) : ""), h("td", {}, i ? `${step.merge[0]} + ${step.merge[1]}` : "bytes"), h("td", {}, step.tokens.map((one) => token({ text: one, id: "" }, { title: one })))));
-      put(table, h("table", { class: "merges", data: { testid: "merges" } }, h("thead", {}, h("tr", {}, h("th", { class: "number" }, "rank"), h("th", {}, "merge"), h("th", {}, "tokens"))), h("tbody", {}, rows)));
+      const rows = found.steps.map((step, i) =>
+        h(
+          "tr",
+          {},
+          h("td", { class: "number" }, i ? count(step.rank) : ""),
+          h("td", {}, i ? `${step.merge[0]} + ${step.merge[1]}` : "bytes"),
+          h(
+            "td",
+            {},
+            step.tokens.map((one) => token({ text: one, id: "" }, { title: one })),
+          ),
+        ),
+      );
+      put(
+        table,
+        h(
+          "table",
+          { class: "merges", data: { testid: "merges" } },
+          h(
+            "thead",
+            {},
+            h("tr", {}, h("th", { class: "number" }, "rank"), h("th", {}, "merge"), h("th", {}, "tokens")),
+          ),
+          h("tbody", {}, rows),
+        ),
+      );
     },
   };
 }
@@ -156,11 +290,21 @@ function wordMerges(context) {
 const WIDE = 8.2; // of a character
 const HIGH = 44;
 
-/** Lay trees out side by side: leaves at the bottom, each token above the two that it is merged from. */
+/**
+ * Lay trees out side by side: leaves at the bottom, each token above the two that it is merged from.
+ * @param {MergeTree[]} trees
+ * @returns {SVGElement}
+ */
 function drawTrees(trees) {
   let x = 8;
+  /** @type {(SVGElement | null)[]} */
   const shapes = [];
   let deepest = 0;
+  /**
+   * @param {MergeTree} tree
+   * @param {number} depth
+   * @returns {{ middle: number, depth: number }}
+   */
   function place(tree, depth) {
     deepest = Math.max(deepest, depth);
     const own = Math.max(24, [...tree.text].length * WIDE + 12);
@@ -174,9 +318,17 @@ function drawTrees(trees) {
       x += own + 6;
     }
     const spot = { middle, depth, own, tree };
-    for (const part of parts) shapes.unshift(s("line", { x1: middle, y1: depth * HIGH + 30, x2: part.middle, y2: part.depth * HIGH + 12 }));
+    for (const part of parts)
+      shapes.unshift(s("line", { x1: middle, y1: depth * HIGH + 30, x2: part.middle, y2: part.depth * HIGH + 12 }));
     shapes.push(
-      s("rect", { x: middle - own / 2, y: depth * HIGH + 10, width: own, height: 22, rx: 4, class: parts.length ? "" : "leaf" }),
+      s("rect", {
+        x: middle - own / 2,
+        y: depth * HIGH + 10,
+        width: own,
+        height: 22,
+        rx: 4,
+        class: parts.length ? "" : "leaf",
+      }),
       s("text", { x: middle, y: depth * HIGH + 21 }, tree.text),
       tree.rank === null ? null : s("text", { class: "rank", x: middle, y: depth * HIGH + 4 }, String(tree.rank)),
     );
@@ -186,35 +338,87 @@ function drawTrees(trees) {
     place(tree, 0);
     x += 14;
   }
-  return s("svg", { width: x + 4, height: (deepest + 1) * HIGH, role: "img", "aria-label": trees.map(said).join("; ") }, shapes.filter(Boolean));
+  return s(
+    "svg",
+    { width: x + 4, height: (deepest + 1) * HIGH, role: "img", "aria-label": trees.map(said).join("; ") },
+    shapes.filter(Boolean),
+  );
 }
 
+/**
+ * @param {MergeTree} tree
+ * @returns {string}
+ */
 function said(tree) {
   return tree.parts.length ? `${tree.text} from ${tree.parts.map(said).join(" and ")}` : tree.text;
 }
 
 // BPE training
 
+/**
+ * @param {ViewContext} context
+ * @returns {Part}
+ */
 function trainBpe(context) {
+  /** @type {BpeStep[]} */
   let steps = [];
+  /** @type {string[][]} */
   let spelled = [];
   let at = 0;
-  let timer = null;
-  const progress = slider("merge", { min: 0, max: 0, step: 1, shown: (value) => `${value} of ${steps.length}`, oninput: (value) => { stop(); show(value); } });
-  const play = h("button", { type: "button", class: "act", data: { testid: "play" }, on: { click: () => (timer ? stop() : start()) } }, "play");
+  /** @type {number | undefined} */
+  let timer;
+  const progress = slider("merge", {
+    min: 0,
+    max: 0,
+    step: 1,
+    shown: (value) => `${value} of ${steps.length}`,
+    oninput: (value) => {
+      stop();
+      show(value);
+    },
+  });
+  const play = h(
+    "button",
+    { type: "button", class: "act", data: { testid: "play" }, on: { click: () => (timer ? stop() : start()) } },
+    "play",
+  );
   const what = h("p", { role: "status", data: { testid: "merge" } });
   const runnersUp = h("p", { class: "quiet runners-up" });
-  const words = h("div", { class: "words", tabindex: "0", role: "group", "aria-label": "the text in tokens", data: { testid: "learned" } });
-  const node = panel("Train BPE on this text", "Byte-pair encoding trained on this text alone: each merge turns the most frequent adjacent pair into a token.", h("div", { class: "controls" }, play, progress), what, runnersUp, words);
+  const words = h("div", {
+    class: "words",
+    tabindex: "0",
+    role: "group",
+    "aria-label": "the text in tokens",
+    data: { testid: "learned" },
+  });
+  const node = panel(
+    "Train BPE on this text",
+    "Byte-pair encoding trained on this text alone: each merge turns the most frequent adjacent pair into a token.",
+    h("div", { class: "controls" }, play, progress),
+    what,
+    runnersUp,
+    words,
+  );
   node.classList.add("learning");
 
+  /** @param {number} value */
   function show(value) {
     at = value;
     progress.show(at);
     const now = spelled.map((word) => [...word]);
-    for (let i = 0; i < at; i += 1) for (let w = 0; w < now.length; w += 1) now[w] = join(now[w], steps[i].merge, steps[i].token);
+    for (let i = 0; i < at; i += 1)
+      for (let w = 0; w < now.length; w += 1) now[w] = join(now[w], steps[i].merge, steps[i].token);
     const fresh = at ? steps[at - 1].token : null;
-    put(words, now.map((word) => h("span", { class: "word" }, word.map((text) => token({ text, id: "" }, { class: text === fresh ? "new" : "", title: text })))));
+    put(
+      words,
+      now.map((word) =>
+        h(
+          "span",
+          { class: "word" },
+          word.map((text) => token({ text, id: "" }, { class: text === fresh ? "new" : "", title: text })),
+        ),
+      ),
+    );
     const size = now.reduce((sum, word) => sum + word.length, 0);
     if (!at) {
       put(what, `Before the first merge: ${plural(size, "byte")}.`);
@@ -222,7 +426,14 @@ function trainBpe(context) {
       return;
     }
     const step = steps[at - 1];
-    put(what, "Merge ", String(at), ": ", ...pair(step.merge), ` occurs ${plural(step.count, "time")}; ${plural(size, "token")} remain.`);
+    put(
+      what,
+      "Merge ",
+      String(at),
+      ": ",
+      ...pair(step.merge),
+      ` occurs ${plural(step.count, "time")}; ${plural(size, "token")} remain.`,
+    );
     const pairs = step.runners_up.map((one, i) => [i ? ", " : "Runners-up: ", ...pair(one.merge), ` (${one.count})`]);
     put(runnersUp, pairs);
   }
@@ -233,7 +444,7 @@ function trainBpe(context) {
   }
   function stop() {
     clearInterval(timer);
-    timer = null;
+    timer = undefined;
     put(play, "play");
   }
   return {
@@ -242,7 +453,11 @@ function trainBpe(context) {
       if (!changed.has("tokens")) return;
       stop();
       const { text } = context.state;
-      const found = await context.request("train_bpe", { text: text || context.row.map((one) => one.text).join(""), merges: MERGES }, { topic: JSON.stringify(context.forwardPass({ unedited: true })) });
+      const found = await context.request(
+        "train_bpe",
+        { text: text || context.row.map((one) => one.text).join(""), merges: MERGES },
+        { topic: JSON.stringify(context.forwardPass({ unedited: true })) },
+      );
       steps = found.steps;
       spelled = found.words;
       progress.limit(steps.length);
@@ -252,12 +467,23 @@ function trainBpe(context) {
   };
 }
 
+/**
+ * @param {Pair} merge
+ * @returns {Child[]}
+ */
 function pair([left, right]) {
   return [token({ text: left, id: "" }, { title: left }), " + ", token({ text: right, id: "" }, { title: right })];
 }
 
-/** Put a token wherever its two halves stand side by side, from left to right. */
+/**
+ * Put a token wherever its two halves stand side by side, from left to right.
+ * @param {string[]} word
+ * @param {Pair} merge
+ * @param {string} made
+ * @returns {string[]}
+ */
 function join(word, [left, right], made) {
+  /** @type {string[]} */
   const joined = [];
   for (let i = 0; i < word.length; i += 1) {
     if (word[i] === left && word[i + 1] === right) {

@@ -2,8 +2,13 @@
 
 import { h } from "glasshouse/dom.js";
 
-const PIECES = /([_^])(?:\{([^{}]*)\}|(\S))|(\[[^\]]*\])|([A-Za-z]{2,})|([A-Za-zα-ωΑ-Ω](?:['′̂])*)|([^_^[A-Za-zα-ωΑ-Ω]+)/gu;
+const PIECES =
+  /([_^])(?:\{([^{}]*)\}|(\S))|(\[[^\]]*\])|([A-Za-z]{2,})|([A-Za-zα-ωΑ-Ω](?:'|′|\u0302)*)|([^_^[A-Za-zα-ωΑ-Ω]+)/gu;
 
+/**
+ * @param {string} text
+ * @returns {Child[]}
+ */
 function pieces(text) {
   return [...text.matchAll(PIECES)].map(([, level, grouped, single, shape, word, letter, rest]) => {
     if (level) return h(level === "_" ? "sub" : "sup", {}, pieces(grouped ?? single));
@@ -14,7 +19,11 @@ function pieces(text) {
   });
 }
 
-/** Set a formula. */
+/**
+ * Set a formula.
+ * @param {string} text
+ * @returns {HTMLElement}
+ */
 export function formula(text) {
   const said = text.replace(/[_^]\{?|\}/g, " ").replace(/\s+/g, " ");
   return h("span", { class: "formula", role: "math", "aria-label": said }, pieces(text));

@@ -3,18 +3,55 @@
 import { addend, partName } from "glasshouse/views/walkthrough/card.js";
 import { facts, rows } from "glasshouse/views/walkthrough/figures.js";
 
+/** @type {Describe<"norm" | "arrive" | "add" | "leave" | "memory">} */
 export const stream = {
   norm(card, c) {
     const [names, into, out] = normWords(card, c);
     const layer = card.how === "layer";
-    const measured = layer ? [["μ", card.mean], ["σ^2", card.variance], ["ε", card.eps]] : [[`mean(${into}^2)`, card.square], ["ε", card.eps]];
+    /** @type {[string, number][]} */
+    const measured = layer
+      ? [
+          ["μ", card.mean],
+          ["σ^2", card.variance],
+          ["ε", card.eps],
+        ]
+      : [
+          [`mean(${into}^2)`, card.square],
+          ["ε", card.eps],
+        ];
     const shift = card.bias ? " + b" : "";
     return {
       name: names,
-      formula: layer ? `${out} = (${into} - μ) / √(σ^2 + ε) ⊙ g${shift}` : `${out} = ${into} / √(mean(${into}^2) + ε) ⊙ g`,
-      legend: [...(layer ? [["μ", "the mean of the coordinates"], ["σ^2", "their variance"]] : []), ["ε", "numerical stability"], ["g", "learned, one for each coordinate"], ...(card.bias ? [["b", "learned"]] : []), ["⊙", "coordinate by coordinate"]],
-      why: layer ? "LayerNorm: mean 0 and variance 1, then a learned gain." : "RMSNorm: root mean square 1, then a learned gain.",
-      figure: () => [facts(measured), rows([{ name: into, value: card.x }, { sign: "⊙", name: "g", value: card.gain }, ...(card.bias ? [{ sign: "+", name: "b", value: card.bias }] : []), { sign: "→", name: out, value: card.y }], c.say)],
+      formula: layer
+        ? `${out} = (${into} - μ) / √(σ^2 + ε) ⊙ g${shift}`
+        : `${out} = ${into} / √(mean(${into}^2) + ε) ⊙ g`,
+      legend: [
+        ...(layer
+          ? [
+              ["μ", "the mean of the coordinates"],
+              ["σ^2", "their variance"],
+            ]
+          : []),
+        ["ε", "numerical stability"],
+        ["g", "learned, one for each coordinate"],
+        ...(card.bias ? [["b", "learned"]] : []),
+        ["⊙", "coordinate by coordinate"],
+      ],
+      why: layer
+        ? "LayerNorm: mean 0 and variance 1, then a learned gain."
+        : "RMSNorm: root mean square 1, then a learned gain.",
+      figure: () => [
+        facts(measured),
+        rows(
+          [
+            { name: into, value: card.x },
+            { sign: "⊙", name: "g", value: card.gain },
+            ...(card.bias ? [{ sign: "+", name: "b", value: card.bias }] : []),
+            { sign: "→", name: out, value: card.y },
+          ],
+          c.say,
+        ),
+      ],
     };
   },
 
@@ -29,9 +66,21 @@ export const stream = {
   add: (card, c) => ({
     name: "Residual connection",
     formula: `x' [${c.model.d_model}] = x + ${addend(card)}`,
-    legend: [["x", "the residual stream before"], [addend(card), `the output of ${partName(card)}`]],
+    legend: [
+      ["x", "the residual stream before"],
+      [addend(card), `the output of ${partName(card)}`],
+    ],
     why: "The sublayer output is added to the residual stream, which keeps deep models trainable.",
-    figure: () => rows([{ name: "x", value: card.x }, { sign: "+", name: addend(card), value: card.added }, { sign: "=", name: "x'", value: card.y }], c.say, { alike: true }),
+    figure: () =>
+      rows(
+        [
+          { name: "x", value: card.x },
+          { sign: "+", name: addend(card), value: card.added },
+          { sign: "=", name: "x'", value: card.y },
+        ],
+        c.say,
+        { alike: true },
+      ),
   }),
 
   leave: (card, c) => ({
@@ -51,10 +100,20 @@ export const stream = {
   }),
 };
 
+/** @type {(from: number, to: number) => string} */
 const range = (from, to) => (from === to ? `layer ${from}` : `layers ${from} to ${to}`);
 
+/**
+ * @param {CardBase} card
+ * @param {CardContext} c
+ * @returns {[string, string, string]}
+ */
 function normWords(card, c) {
-  const out = { "attention.norm": "attention", "cross.norm": "cross-attention", "feedforward.norm": "the feed-forward layer" }[card.node];
+  const out = {
+    "attention.norm": "attention",
+    "cross.norm": "cross-attention",
+    "feedforward.norm": "the feed-forward layer",
+  }[card.node];
   if (card.what === "q") return ["Query norm", "q", "q'"];
   if (card.what === "k") return ["Key norm", "k", "k'"];
   if (card.node === "embed") return ["Embedding norm", "x", "x'"];

@@ -8,6 +8,7 @@ import { linear } from "glasshouse/views/walkthrough/card.js";
 import { activation } from "glasshouse/views/walkthrough/feedforward.js";
 import { FIRST, largest, rows, single, small } from "glasshouse/views/walkthrough/figures.js";
 
+/** @type {Describe<"transform" | "logits" | "probabilities" | "labels" | "vectors">} */
 export const unembedding = {
   transform(card, c) {
     const [name] = activation(card.how);
@@ -16,7 +17,20 @@ export const unembedding = {
       letters: { y: "t", W: "W_T", x: "y", b: "b_T" },
       why: `A linear layer and ${name} in the head, before the unembedding.`,
     });
-    return { ...made, formula: `t' = ${name}(t),  ${made.formula}`, figure: () => [made.figure(), rows([{ name: "t", value: card.y }, { sign: "→", name: "t'", value: card.bent }], c.say)] };
+    return {
+      ...made,
+      formula: `t' = ${name}(t),  ${made.formula}`,
+      figure: () => [
+        made.figure(),
+        rows(
+          [
+            { name: "t", value: card.y },
+            { sign: "→", name: "t'", value: card.bent },
+          ],
+          c.say,
+        ),
+      ],
+    };
   },
 
   logits(card, c) {
@@ -29,15 +43,52 @@ export const unembedding = {
     return {
       name: "Unembedding: logits",
       formula: `l [${count(all)}] = ${scaled}${matrix} [${count(all)}×${wide}] y [${wide}]${card.bias ? " + b" : ""}`,
-      legend: [[matrix, card.tied ? "the embedding matrix (tied)" : "the unembedding matrix, one learned row per token"], ["l", "a logit for each token"], ...(card.by === 1 ? [] : [[short(card.by), "1 / √d_model"]])],
+      legend: [
+        [matrix, card.tied ? "the embedding matrix (tied)" : "the unembedding matrix, one learned row per token"],
+        ["l", "a logit for each token"],
+        ...(card.by === 1 ? [] : [[short(card.by), "1 / √d_model"]]),
+      ],
       why: `One logit for each of ${count(all)} tokens: the dot product with its row.`,
       figure: () => [
         rows([{ name: "y", value: card.x }], c.say),
-        h("div", { class: "scroll" }, h("table", { class: "keyed", "aria-label": "the highest logits" },
-          h("thead", {}, h("tr", {}, ["token", `row of ${matrix}, first ${FIRST}`, "logit"].map((one) => h("th", { scope: "col" }, one)))),
-          h("tbody", {}, card.top.map((one, i) => h("tr", { data: { id: one.id } }, h("th", { scope: "row" }, token(one)),
-            h("td", {}, small(table.data.subarray(i * table.shape[1], (i + 1) * table.shape[1]), most, `${matrix}[${one.id}]`)),
-            h("td", {}, single(one.logit, highest, `logit of ${one.text}`))))))),
+        h(
+          "div",
+          { class: "scroll" },
+          h(
+            "table",
+            { class: "keyed", "aria-label": "the highest logits" },
+            h(
+              "thead",
+              {},
+              h(
+                "tr",
+                {},
+                ["token", `row of ${matrix}, first ${FIRST}`, "logit"].map((one) => h("th", { scope: "col" }, one)),
+              ),
+            ),
+            h(
+              "tbody",
+              {},
+              card.top.map((one, i) =>
+                h(
+                  "tr",
+                  { data: { id: one.id } },
+                  h("th", { scope: "row" }, token(one)),
+                  h(
+                    "td",
+                    {},
+                    small(
+                      table.data.subarray(i * table.shape[1], (i + 1) * table.shape[1]),
+                      most,
+                      `${matrix}[${one.id}]`,
+                    ),
+                  ),
+                  h("td", {}, single(one.logit, highest, `logit of ${one.text}`)),
+                ),
+              ),
+            ),
+          ),
+        ),
       ],
     };
   },
@@ -46,16 +97,21 @@ export const unembedding = {
     name: "Softmax over the vocabulary",
     formula: "p_i = exp(l_i) / Σ_j exp(l_j)",
     legend: [["Σ_j", `the sum over ${plural(card.count, "token")}, here e^${short(card.total)}`]],
-    why: c.model.head === "next_token" ? `The probability of each token after “${c.found.token.text}”.` : "The probability of each token at this position.",
-    figure: () => chances(card, c, (one) => token(one)),
+    why:
+      c.model.head === "next_token"
+        ? `The probability of each token after “${c.found.token.text}”.`
+        : "The probability of each token at this position.",
+    figure: () => chances(card, (one) => token(one)),
   }),
 
   labels: (card, c) => ({
     name: "Classifier logits",
     formula: `l [${card.count}] = W [${card.count}×${c.model.d_model}] y + b`,
     legend: [["l", "one logit per label; softmax gives probabilities"]],
-    why: card.pooled ? "The vectors of all tokens are pooled first: the label is of the whole text." : "The label of this token.",
-    figure: () => [rows([{ name: "y", value: card.x }], c.say), chances(card, c, (one) => one.text)],
+    why: card.pooled
+      ? "The vectors of all tokens are pooled first: the label is of the whole text."
+      : "The label of this token.",
+    figure: () => [rows([{ name: "y", value: card.x }], c.say), chances(card, (one) => one.text)],
   }),
 
   vectors: (card, c) => ({
@@ -67,11 +123,32 @@ export const unembedding = {
   }),
 };
 
-function chances(card, c, name) {
+/**
+ * @param {{ top: TopToken[], count: number }} card
+ * @param {(one: TopToken) => Child} name
+ * @returns {Child[]}
+ */
+function chances(card, name) {
   const most = Math.max(...card.top.map((one) => one.probability)) || 1;
   const rest = 1 - card.top.reduce((sum, one) => sum + one.probability, 0);
   return [
-    bars(card.top.map((one) => ({ name: name(one), share: one.probability / most, value: one.probability, text: percent(one.probability), title: `logit ${short(one.logit)}`, data: { id: one.id, logit: one.logit } })), { label: "most likely" }),
-    card.count > card.top.length ? h("p", { class: "quiet" }, `${plural(card.count - card.top.length, "other")} share ${percent(Math.max(0, rest))}.`) : null,
+    bars(
+      card.top.map((one) => ({
+        name: name(one),
+        share: one.probability / most,
+        value: one.probability,
+        text: percent(one.probability),
+        title: `logit ${short(one.logit)}`,
+        data: { id: one.id, logit: one.logit },
+      })),
+      { label: "most likely" },
+    ),
+    card.count > card.top.length
+      ? h(
+          "p",
+          { class: "quiet" },
+          `${plural(card.count - card.top.length, "other")} share ${percent(Math.max(0, rest))}.`,
+        )
+      : null,
   ];
 }
