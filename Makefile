@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -171,6 +171,9 @@ bench: $(VENV)/.ready  ## one training step against other implementations (about
 
 bench-loop: $(VENV)/.ready  ## overhead of the training loop over its bare step (five minutes; wants an idle machine)
 	$(BIN)/python benchmarks/train_loop.py
+
+bench-revisions: $(VENV)/.ready  ## training, decoding and serving against a revision (AT=HEAD~1), in turns (ten minutes; wants an idle machine)
+	$(BIN)/python benchmarks/revisions.py $(or $(AT),HEAD~1)
 
 learning: $(VENV)/.ready  ## train the recipes dates and langid and report their metrics (ten minutes)
 	$(BIN)/python benchmarks/convergence.py
