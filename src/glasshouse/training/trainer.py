@@ -1,4 +1,4 @@
-"""The trainer: a batch, a step, its metrics, and where due validation and a checkpoint.
+"""The training loop: batches, steps and metrics, with validation and checkpoints when due.
 
 It resumes from a checkpoint, raises gradient accumulation when out of memory, and skips batches with a NaN loss.
 """

@@ -24,7 +24,7 @@ class KVShape:
 
 
 class LayerGroups:
-    """Layers by what they cache: those of one shape share a pool."""
+    """Layers grouped by the shape of their KV cache; a group shares one pool."""
 
     def __init__(self, shapes: Sequence[KVShape]) -> None:
         self.shapes = list(dict.fromkeys(shapes))
@@ -87,7 +87,7 @@ class RingBuffer(Contiguous):
         return torch.where(offsets > 0, (offsets - 1) % self.size + 1, 0)
 
     def key_layout(self, layout: Layout, lengths: Tensor) -> Layout:
-        """Return the layout of the keys: the latest token of each offset, those of the call included."""
+        """Return the layout of the keys: the latest token at each offset, including the tokens of this call."""
         offsets = torch.arange(self.size, device=lengths.device)[None]
         length = layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
         last = (lengths + length)[:, None] - 1

@@ -1,4 +1,4 @@
-"""The processes of a run: how they meet, which one this is, and their collectives; one process is the plain case."""
+"""The process group of a run: rendezvous, ranks and collectives; a single process needs none."""
 
 from __future__ import annotations
 
