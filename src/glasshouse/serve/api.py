@@ -92,7 +92,7 @@ class Api:
         return await self.in_thread(request, lambda: work({**values, "constraint": constraint}))
 
     async def read_body(self, request: Request) -> bytes:
-        """Return the body of a request, which says that it is JSON; raise ApiError where it is too long or slow."""
+        """Return the body of a JSON request; raise ApiError if it is of another type, too long or too slow."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError("the Content-Type is not application/json; set it.", 415)
         try:

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The Starlette app: routes and error responses."""
 
 from __future__ import annotations
 

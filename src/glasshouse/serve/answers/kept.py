@@ -1,4 +1,4 @@
-"""The answers that can be opened: the last ones, up to a number and a size, each for the key that asked for it."""
+"""A bounded store of the last answers, for /v1/answers and the page; each is visible only to its API key."""
 
 from __future__ import annotations
 

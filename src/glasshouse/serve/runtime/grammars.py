@@ -1,4 +1,4 @@
-"""Structured output: what a request asks for becomes a grammar, tried first in a process that may be killed."""
+"""Structured output: a response format becomes a grammar, which is first compiled in a subprocess with limits."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ class GrammarTrial:
 class Grammars:
     """Compiles grammars one at a time, in turns between keys; an equal one of the same key is compiled once.
 
-    So a client whose grammars take long delays those of its own key, and those of another by one at most.
+    Slow grammars delay further ones of their own key, and another key by one grammar at most.
     """
 
     def __init__(self) -> None:

@@ -1,4 +1,4 @@
-"""The threads in which requests are read: parsed, tokenized, rendered by a template, in turns between keys."""
+"""Thread pool that parses requests, renders chat templates and tokenizes, round-robin over API keys."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from glasshouse.serve.schema.errors import ApiError, unavailable
 T = TypeVar("T")
 
 THREADS = 4
-MAX_OF_KEY = THREADS - 1  # so that one thread is free of the key whose requests take longest
+MAX_OF_KEY = THREADS - 1  # threads that one key may occupy
 
 
 @dataclass(eq=False)
