@@ -1,4 +1,4 @@
-"""The HTTP server: what it listens on, who may reach it, and how it shuts down."""
+"""The HTTP server: its socket, its access control, and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """An HTTP server for models, on localhost by default; any other address requires API keys.
 
-    With `look` the page is there too, and the last answers can be opened in it, each by the key that asked for it.
+    With `look` it also serves the page, in which the last answers can be opened, each with its own API key.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder")).eval()

@@ -93,7 +93,7 @@ class Launched:
 
 @dataclass(eq=False, kw_only=True)
 class Trainer:
-    """What a run trains with, and its training loop; from step to step, `state` is what changes."""
+    """All that a run trains with, and its training loop; `state` is what changes from step to step."""
 
     run: Run
     folder: Path

@@ -52,7 +52,7 @@ class TokenTable:
         self._encode = encode
 
     def __call__(self, text: bytes) -> list[int]:
-        """Encode what a grammar leaves no choice about, where possible as the model has learned it."""
+        """Encode text that a grammar forces, by the model's own tokenizer where possible."""
         if self._encode is not None:
             return self._encode(text)
         return [] if self.made is None else self.made.greedy_tokenize(text.decode())
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Limit the time and memory of this process; beyond, it is killed, and nobody else is."""
+    """Limit the time and memory of this process, which is killed when it exceeds them."""
     import resource  # not on Windows, which has no such process either
 
     os.nice(10)

@@ -1,6 +1,6 @@
 """Storage of keys and values: a pool of layers that cache the same shape, contiguous or as a ring buffer.
 
-Slot 0 of a row takes the writes of padding.
+Offset 0 of a row takes the writes of padding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from glasshouse.layers.attend.layout import Layout
 
 @dataclass(frozen=True)
 class KVShape:
-    """What a cache must hold for an attention layer: a key and a value per token and KV head, of width d_head."""
+    """The KV cache shape of an attention layer: a key and a value per token and KV head, of width d_head."""
 
     n_kv_heads: int
     d_head: int
@@ -44,7 +44,7 @@ class LayerGroups:
 
 
 class Contiguous:
-    """Slot t + 1 of a row has the token at position t."""
+    """Offset t + 1 of a row has the token at position t."""
 
     def __init__(self, window: int, pool: Tensor) -> None:
         self.window = window  # of its layers

@@ -22,7 +22,7 @@ def invalid(name: str, value: object, rule: str) -> ApiError:
 
 @dataclass(frozen=True)
 class Field(ABC):
-    """A field of a request; null is as good as leaving it out."""
+    """A field of a request; null is the same as leaving it out."""
 
     required: bool = field(default=False, kw_only=True)
     default: Value = field(default=None, kw_only=True)

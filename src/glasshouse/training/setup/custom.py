@@ -181,7 +181,7 @@ class CustomDatasets:
 
 
 def size_of(samples: Dataset) -> int | None:
-    """Return the number of samples in an epoch; None for a stream that does not say."""
+    """Return the number of samples in an epoch; None for a stream of unknown length."""
     return samples.size if isinstance(samples, StreamDataset) else len(samples)
 
 
