@@ -72,7 +72,7 @@ def _hints(settings: type) -> dict[str, Any]:
 
 
 def read(path: str | Path) -> JsonDict:
-    """Read a TOML file into nested dictionaries; it may be a stranger's, so size, depth and numbers are bounded."""
+    """Read a TOML file into nested dictionaries; it may be untrusted, so size, depth and numbers are bounded."""
     path = Path(path)
     if not path.is_file():
         raise ConfigError(f"there is no file {str(path)!r}; give the path of a TOML file.")

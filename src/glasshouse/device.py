@@ -82,7 +82,7 @@ def has_native_bfloat16() -> bool | None:
 
 
 def _cpu_info() -> dict[str, str]:
-    """Return what Linux says of the first processor."""
+    """Return the fields of /proc/cpuinfo for the first processor; empty where there is no such file."""
     first = CPU_INFO.read_text().partition("\n\n")[0] if CPU_INFO.is_file() else ""
     fields = (line.partition(":") for line in first.splitlines())
     return {name.strip(): value.strip() for name, _, value in fields}
@@ -159,7 +159,7 @@ def is_out_of_memory(error: Exception) -> bool:
 
 
 def compiles_by_default(device: torch.device) -> bool:
-    """Return whether training steps are compiled unless told otherwise; on a CPU, compiling takes a minute."""
+    """Return whether steps are compiled by default; on a CPU, compiling takes a minute."""
     return device.type == "cuda"
 
 

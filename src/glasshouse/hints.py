@@ -1,4 +1,4 @@
-"""Names that people bring from other tools, and what they are called here.
+"""Names of settings and options in other tools, and their names here.
 
 None is an alias: a setting, keyword or flag under one of these names is an error that gives the name to use. A remark
 after a comma says how the value differs.

@@ -1,4 +1,4 @@
-"""What other packages add: kinds of layers and settings by `register`, and whatever their entry points name.
+"""Extension points for other packages: kinds of layers and settings by `register`, and entry points.
 
 An entry point is imported when a name is met that is unknown without it, and never because a file asks for a module.
 """
@@ -108,7 +108,7 @@ def is_sort(target: object) -> bool:
 
 
 def find_kind(sort: type[Kind], name: object) -> type[Kind] | None:
-    """Return a kind by name, asking installed packages for one that is unknown; None if there is none."""
+    """Return a kind by name, from the entry points of installed packages if it is unknown; None if there is none."""
     if not isinstance(name, str):
         return None
     if name not in sort.kinds:

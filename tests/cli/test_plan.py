@@ -36,7 +36,7 @@ def test_plan_of_a_run(call: Call, run: str) -> None:
     assert done.code == 0, done.err
     rows = dict(line.strip().split("  ", 1) for line in done.out.splitlines())
     assert rows["model"].strip() == "1,235,814,400 parameters"
-    assert rows["layout"].strip() == "hybrid (8 replicas, 8 shards): it was asked for"
+    assert rows["layout"].strip() == "hybrid (8 replicas, 8 shards): set explicitly"
     assert "8 sequences a GPU" in rows["batch"]
     assert {
         "weights",

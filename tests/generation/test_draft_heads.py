@@ -159,7 +159,7 @@ def test_mistakes_are_one_sentence() -> None:
             InputError, match=re.escape("the model has no draft heads; train them with train.objective")
         ):
             DraftHeads(model)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match=r"the draft heads are those of another model; make them from the model of"):
+    with pytest.raises(InputError, match=r"the draft heads belong to another model; make them from the model of"):
         gh.Engine(plain, slots=1, speculator=DraftHeads(drafting()))
     with pytest.raises(InputError, match="top_logprobs and speculator were both given"):
         gh.Engine(drafting(), slots=1, speculator=DraftHeads(drafting())).submit([1], top_logprobs=2)

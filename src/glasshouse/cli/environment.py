@@ -97,7 +97,7 @@ def _nvidia_gpus() -> list[tuple[str, str]]:
 
 
 def choices() -> dict[str, Any]:
-    """Return what the package chooses here where nothing else is asked for."""
+    """Return the defaults of the package on this machine."""
     device = gh.device.fastest()
     dtype = gh.device.compute_dtype(device)
     return {
@@ -141,7 +141,7 @@ def _compile(device: torch.device) -> dict[str, Any]:
 
 
 def _hub() -> dict[str, Any]:
-    """Return where downloaded models are cached, and how the Hugging Face hub is asked."""
+    """Return where downloaded models are cached, and how the Hugging Face hub is reached."""
     import huggingface_hub
     from huggingface_hub import constants
 
@@ -182,7 +182,7 @@ def optional(found: dict[str, Any]) -> dict[str, dict[str, str | None]]:
 
 
 def _ways_to_cuda(build: str, driver: str) -> str:
-    """Say what keeps torch from a GPU that the driver knows."""
+    """Describe what keeps torch from using a GPU that the driver reports."""
     if not build.startswith("CUDA"):
         return f"this torch is built for {build}; install the build that pytorch.org names for CUDA"
     if "CUDA_VISIBLE_DEVICES" in os.environ:

@@ -93,9 +93,9 @@ class PairBatch(Batch):
 
 @dataclass(frozen=True)
 class PreferenceBatch(Batch):
-    """Pairs of answers to prompts: rows 2k and 2k + 1 are those to prompt k, the chosen and the rejected one.
+    """Pairs of answers to prompts: rows 2k and 2k + 1 are the chosen and the rejected answer to prompt k.
 
-    A pair is one target, so that `targets` and `loss_mask` have one entry for each.
+    A pair is one target: `targets` and `loss_mask` have one entry for each pair.
 
     >>> ids = torch.tensor([[1, 2], [1, 3], [4, 5], [4, 6]])
     >>> pairs = torch.zeros(2, dtype=torch.long)

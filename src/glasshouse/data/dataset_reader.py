@@ -17,7 +17,7 @@ from glasshouse.errors import InputError
 from glasshouse.text import sources
 from glasshouse.text.sources import TABULAR_SUFFIXES, Chunk, Errors, OnBytes, OnHash, Record
 
-CHUNK_BYTES = 2**20  # bytes of a long text encoded as one, so that all cores have work
+CHUNK_BYTES = 2**20  # bytes of a long text that one worker encodes at a time
 SHOWN = 60  # characters of a value in an error
 
 Cursor = tuple[int, int]  # file index, and index of the chunk or record in it

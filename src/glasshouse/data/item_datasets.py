@@ -132,7 +132,7 @@ class Seq2SeqDataset(_BucketedDataset):
 
 
 def source_prefix_suffix(corpus: Corpus) -> tuple[list[int], list[int]]:
-    """Return the ids before and after each source: those of the tokenizer, and an end token if it adds none."""
+    """Return the special ids before and after each source: as the tokenizer adds them, and always an end token."""
     before, after = corpus.tokenizer.prefix_suffix_ids
     end = corpus.manifest["end_id"]
     return before, after if end in after[-1:] else [*after, end]

@@ -96,7 +96,7 @@ def prepare(
 def _same_sources(reader: DatasetReader, units: tuple[int, int], folder: Path) -> str | None:
     """Return the fingerprint that a folder was prepared with, if its files have other times and the same content.
 
-    Files that were not read to their end have no hash in the folder yet, so that theirs cannot be compared.
+    Files that were not read to the end have no hash in the folder yet, and cannot be compared.
     """
     with write_errors(folder):
         path = next((folder / name for name in (MANIFEST, PROGRESS) if (folder / name).exists()), None)

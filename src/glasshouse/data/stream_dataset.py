@@ -19,7 +19,7 @@ KEPT_STATES = 256
 
 
 class StreamDataset:
-    """Sample k is the k-th item of an iterable, which begins again where it ends; items are those of `MapDataset`.
+    """Sample k is the k-th item of an iterable, which begins again where it ends; items are as in `MapDataset`.
 
     Where the iterable has `state_dict` and `load_state_dict`, it can be continued where it was; its `set_epoch`, if
     there is one, is called when it begins again.

@@ -1,4 +1,4 @@
-"""Evaluates a model on data, as its objective asks: loss and accuracy of its head, and the text it generates."""
+"""Evaluates a model on data by its objective: loss and accuracy of its head, and the text it generates."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ class DraftHeads:
     def setup(self, model: Decoder | Seq2Seq, slots: int, max_len: int) -> None:
         """Keep what the head is given in each forward pass of the engine's copy of the model."""
         if model.spec != self.spec:
-            raise InputError("the draft heads are those of another model; make them from the model of the engine.")
+            raise InputError("the draft heads belong to another model; make them from the model of the engine.")
         self._model = model
         self._hidden: Tensor | None = None  # of the last pass, [n, T, D]
         self._seqs: dict[SequenceState, tuple[int, int]] = {}  # row there, and tokens cached before

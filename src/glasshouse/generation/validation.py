@@ -39,7 +39,7 @@ def check_model(model: Model) -> Decoder | Seq2Seq:
 
 
 def choose_compile(choice: bool | Literal["auto"], model: Decoder | Seq2Seq, *, recorded: bool, drafts: bool) -> bool:
-    """Return whether an engine compiles its decode steps, as described there; raise where it is told to and cannot.
+    """Return whether an engine compiles its decode steps (see `Engine`); raise where `compile=True` is impossible.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
@@ -97,7 +97,7 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
 
 
 def check_speculator(drafts: bool, *, recorded: bool, batch_invariant: bool) -> None:
-    """Raise for an engine that could not do what it is told with draft tokens."""
+    """Raise for a speculator together with settings that do not support draft tokens."""
     if drafts and recorded:
         raise InputError("record and speculator were both given; drafts cannot be recorded; leave one out.")
     if drafts and batch_invariant:

@@ -25,7 +25,7 @@ def published_configs() -> dict[str, JsonDict]:
 
 
 def published_specs() -> dict[str, Spec]:
-    """Return what each configuration describes.
+    """Return the spec of each configuration.
 
     >>> published_specs()["Mistral-7B-v0.1"].n_kv_heads
     8

@@ -184,8 +184,8 @@ def save(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: ReadW
 
     If a transformers family can express the spec, transformers loads the folder as it is; otherwise it has the native
     format, which `load` reads. A model folder is replaced; a folder with anything else in it is refused. A model
-    whose modules are not those of its spec is refused: it would load as another model, or not at all. `read` returns
-    the weights, one by one, of a model on the device meta.
+    whose modules do not match its spec is refused: it would load as another model, or not at all. `read` returns the
+    weights, one by one, of a model on the meta device.
 
     >>> import tempfile, glasshouse as gh
     >>> with tempfile.TemporaryDirectory() as folder:

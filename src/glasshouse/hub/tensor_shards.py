@@ -1,6 +1,6 @@
 """Tensors saved in shards: one safetensors file per process, with the chunks of the tensors that it owns.
 
-The header of a file says where each of its chunks begins, as torch.distributed.checkpoint writes it, so that torch's
+The header of a file has the offsets of its chunks in the format of torch.distributed.checkpoint, so torch's
 HuggingFaceStorageReader loads these files, too. The shape of the whole tensor, which that reader infers from the
 chunks it finds, is added to it.
 """
@@ -126,7 +126,7 @@ def _fits(chunk: TensorChunk, first: TensorChunk) -> bool:
 
 
 class SavedTensors(Mapping[str, Tensor]):
-    """Saved tensors by name, memory-mapped; one in several chunks is put together each time it is asked for.
+    """Saved tensors by name, memory-mapped; one in several chunks is put together on each access.
 
     >>> saved = SavedTensors.of({"a": torch.arange(4.0)})
     >>> saved["a"], saved.read("a", offsets=(1,), sizes=(2,)), saved.shape("a")

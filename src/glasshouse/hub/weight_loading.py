@@ -1,4 +1,4 @@
-"""The weights of a model folder in a model: names, shapes and types are checked against its spec."""
+"""Loads the weights of a model folder; names, shapes and dtypes are checked against the spec."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ class StackInput:
         return [sites(self.model)[f"{self.prefix}embed"], *self.sites("resid_post")]
 
     def tiled_hooks(self, site: Site, read: Callable[[slice, Tensor], None], head: Index = slice(None)) -> list[Hook]:
-        """Return hooks that read scores or a pattern a few queries at a time, so that it is never materialized.
+        """Return hooks that read scores or a pattern a few queries at a time, without materializing it.
 
         Each tile is computed, read and freed before the next; `read` gets the queries and [B, H, queries, keys].
         """

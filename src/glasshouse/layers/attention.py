@@ -49,9 +49,9 @@ class MultiHeadAttention(Sublayer):
     def add_head_flops(
         self, count: FlopCount, trained: bool, keys: FlopCount, keys_trained: bool
     ) -> tuple[int, bool]:
-        """Add the FLOPs of the projections, those of keys and values to `keys`.
+        """Add the FLOPs of the query and output projections to `count`, and of key and value projections to `keys`.
 
-        Return those of a query and a key, and whether the output needs a gradient.
+        Return the FLOPs per query-key pair, and whether the output needs a gradient.
         """
         needs_grad = [count.add(self.query, trained)]
         needs_grad += [keys.add(self.key, keys_trained), keys.add(self.value, keys_trained)]

@@ -18,7 +18,7 @@ class CountsFlops(Protocol):
 
 @dataclass
 class FlopCount:
-    """FLOPs of a stack by what they are multiplied with.
+    """FLOPs of a stack: per token, per query-key pair, and the same of cross-attention.
 
     A weight matrix costs 2 FLOPs per token and element in the forward pass, 2 more for its own gradient if it is
     trained, and 2 more for that of its input if anything before it is trained.

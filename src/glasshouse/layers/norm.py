@@ -9,7 +9,7 @@ from glasshouse import registry, spec
 
 
 class Norm(nn.Module):
-    """What inspection asks of a norm; a gain that it does not initialize is 1, a bias 0."""
+    """Base class of norms, which inspection linearizes by `frozen`; gains start at 1 and biases at 0 by default."""
 
     def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return a direction [B, D] after the norm as one before it, and a constant, frozen as it is for x [B, D].

@@ -1,6 +1,7 @@
-"""What attention and the feed-forward layer have in common: each describes itself.
+"""Base class of attention and feed-forward layers.
 
-Inspection, weight initialization, FLOP estimates and fused projections ask the layer, and know no kinds.
+Inspection, weight initialization, FLOP estimates and fused projections use this interface, so they work with any
+registered kind of layer.
 """
 
 from __future__ import annotations
@@ -32,15 +33,15 @@ class LayerSite(NamedTuple):
 
 
 class Sublayer(nn.Module):
-    """A layer that adds to the residual stream, the output of a linear layer of its own.
+    """A layer whose output is added to the residual stream, and comes from a linear layer of its own.
 
     A new kind needs `forward`, `residual_projection`, `residual_input` and `sites`; the defaults of the other methods
     fit layers whose modules run one after the other.
     """
 
     residual_input: ClassVar[str]  # the site of the input of `residual_projection`: by head or by neuron
-    kv_shape: KVShape  # what a cache must hold for it, if it is attention
-    shared_input: ClassVar[tuple[str, ...]] = ()  # linear layers of one input, which `fused` takes as one
+    kv_shape: KVShape  # the shape of its KV cache; attention only
+    shared_input: ClassVar[tuple[str, ...]] = ()  # linear layers with the same input, which `fused` replaces by one
 
     @property
     def residual_projection(self) -> nn.Linear:
@@ -60,5 +61,5 @@ class Sublayer(nn.Module):
         return count.add_children(self, trained)
 
     def stored_bytes(self, itemsize: int) -> int:
-        """Return the bytes per token that are stored for the backward pass, besides the layer's input."""
+        """Return the bytes of activations per token stored for the backward pass, besides the layer's input."""
         return itemsize * sum(one.out_features for one in self.modules() if isinstance(one, nn.Linear))

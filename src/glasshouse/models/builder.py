@@ -96,7 +96,7 @@ def instantiate(s: spec.Spec) -> Model:
 def instantiate_unfilled(s: spec.Spec) -> Model:
     """Create modules for `assign_weights`: on the meta device, or on the CPU where registered parts hold more.
 
-    Buffers that are not saved, and whatever else a registered module makes of itself, come from its own __init__.
+    Non-persistent buffers, and other attributes of a registered module, come from its own __init__.
     """
     if not has_registered_parts(s):
         with torch.device("meta"):
@@ -111,7 +111,7 @@ def has_registered_parts(s: spec.Spec) -> bool:
 
 
 def count_parameters(s: spec.Spec) -> int:
-    """Count the parameters of a model: those of registered parts from their modules.
+    """Count the parameters of a model: by arithmetic, or where it has registered parts by building it on meta.
 
     >>> from glasshouse.spec import preset
     >>> f"{count_parameters(preset('gpt2')):,}"

@@ -1,4 +1,4 @@
-"""Checks of a model: its length, its tokenizer, and that its modules are those of its spec."""
+"""Checks of a model: its length, its tokenizer, and that its modules match its spec."""
 
 from __future__ import annotations
 

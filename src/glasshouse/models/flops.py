@@ -1,4 +1,4 @@
-"""FLOPs of a training step, by what the layers say of themselves."""
+"""FLOPs of a training step, summed over the `add_flops` of its layers."""
 
 from __future__ import annotations
 

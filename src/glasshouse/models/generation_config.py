@@ -1,4 +1,4 @@
-"""What generation_config.json says about a model's tokens: its end tokens, and rules for the tokens it generates."""
+"""Token rules from generation_config.json: end tokens, suppressed tokens, and a forced prefix."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class ShardedLogits(NamedTuple):
 
 
 class DraftHead(nn.Module):
-    """What the hidden state of a later token will be, from that of an earlier one (a Medusa head).
+    """Predicts the hidden state of a later token from that of an earlier one (a Medusa head).
 
     A head with a transformer block of its own would need a KV cache of its own.
     """
@@ -60,7 +60,7 @@ class DraftHead(nn.Module):
 class LMHead(nn.Module):
     """Language-model head: logits over the vocabulary, tied to the token embedding.
 
-    Its draft heads, if any, are for those who ask: `forward` does not run them.
+    Its draft heads, if any, are run by the caller: `forward` does not run them.
     """
 
     def __init__(self, s: spec.TransformerSpec, transform: nn.Module, bias: bool, n_draft_heads: int = 0) -> None:

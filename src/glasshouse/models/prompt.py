@@ -1,4 +1,4 @@
-"""Reading a prompt: a text or ids become the ids that a model takes, checked once."""
+"""Prompts: text is encoded, and ids are validated against the model."""
 
 from __future__ import annotations
 

@@ -110,7 +110,7 @@ class Stack(nn.Module):
         )
 
     def kv_shapes(self, part: Literal["attention", "cross"] = "attention") -> list[KVShape]:
-        """Return what a cache must hold for the attention, or the cross-attention, of each layer."""
+        """Return the KV cache shape of the attention, or the cross-attention, of each layer."""
         return [layer.kv_shape for layer in self.attention_layers(part)]
 
     def attention_layers(self, part: Literal["attention", "cross"]) -> list[Any]:

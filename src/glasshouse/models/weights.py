@@ -66,7 +66,7 @@ def init_weights(
 ) -> None:
     """Initialize what our modules leave to the spec, as far as it `needs_values`.
 
-    Linear layers and embeddings get those of the spec's scheme, norms 1, biases 0.
+    Linear layers and embeddings are initialized by the spec's scheme, norms to 1, biases to 0.
     """
     xavier = isinstance(s.init, spec.Xavier)
     std = getattr(s.init, "std", s.d_model**-0.5)

@@ -1,4 +1,4 @@
-"""Objectives: what is asked of a model, loss included."""
+"""Training objectives: the data, the head, the loss and the evaluation of a model."""
 
 from glasshouse.objectives.causal_lm import CausalLM
 from glasshouse.objectives.chat import Chat

@@ -1,4 +1,4 @@
-"""What an objective decides: the data and head it needs, its batches, its loss, and how a model is evaluated."""
+"""Base class of objectives: the data and the head that one needs, its batches, its loss and its evaluation."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Pair = tuple[list[int], list[int]]  # the ids of a prompt and of its reference
 
 
 class Objective(registry.Kind, ABC, Generic[D]):
-    """What is asked of a model on one kind of data; `registry` lists them all.
+    """A training objective for one kind of data: its dataset, head, loss and evaluation; `registry` lists them all.
 
     A subclass names the models and the data that it is for and makes their dataset. It may have a head, a loss,
     metrics and an evaluation of its own; by default the loss is cross-entropy. One that `train.objective` names is

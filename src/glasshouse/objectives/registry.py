@@ -1,4 +1,4 @@
-"""All objectives, and which of them is asked of a model on a corpus."""
+"""All objectives, and the choice of one by the kinds of model and data."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ OBJECTIVES: tuple[Objective[Any], ...] = (
 
 
 def find_objective(s: Spec, corpus: Corpus, chosen: Objective[Any] | None = None) -> Objective[Any]:
-    """Return what is asked of a model on a corpus: the objective that was `chosen`, or the one that they decide.
+    """Return the objective of a model on a corpus: the `chosen` one, or the one for the kinds of model and data.
 
     >>> import tempfile, glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["May"], vocab_size=263)
@@ -68,7 +68,7 @@ def _check_chosen(chosen: Objective[Any], s: Spec, corpus: Corpus) -> None:
 
 
 def _what_each_takes() -> str:
-    """Say which models take which data."""
+    """Describe which models take which data."""
     kinds: dict[str, list[str]] = {}
     for objective in OBJECTIVES:
         kinds.setdefault(objective.models, []).append(str(objective.data_kind))
@@ -91,7 +91,7 @@ def objectives_on(kind: Kind) -> list[Objective[Any]]:
 
 
 def model_objective(s: Spec) -> Objective[Any]:
-    """Return what is asked of a model on samples that it is given, of no corpus.
+    """Return the default objective of a model on a custom dataset, whose kind of data is unknown.
 
     >>> import glasshouse as gh
     >>> type(model_objective(gh.preset("tiny-encoder"))).__name__

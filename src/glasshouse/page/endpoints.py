@@ -1,4 +1,4 @@
-"""API endpoints by name: those that the page itself needs, and those of its views."""
+"""API endpoints of the page by name: its own and those that its views declare."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a view of the page declares, once, for Python and JavaScript alike."""
+"""The declaration of a view: its tab, endpoints and URL state, shared by Python and JavaScript."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Counted(Protocol):
 
 
 class AccessLog:
-    """Gives each request an id, and writes a line once it is answered: nothing of what was asked or answered."""
+    """Gives each request an id, and logs a line once it is answered, without the contents of request and answer."""
 
     def __init__(self, log: Log, counts: Counter[HttpCount], routes: Sequence[BaseRoute]) -> None:
         self._log, self._counts, self._routes = log, counts, routes

@@ -34,7 +34,7 @@ KEY, USAGE = "glasshouse-key", "glasshouse-usage"
 
 @dataclass(frozen=True)
 class Limits:
-    """What a client may ask of the server."""
+    """Limits of requests, queues and kept answers."""
 
     max_waiting: int = 256  # jobs in the queue, of each model and key
     timeout: float = 600.0  # seconds from a request to the end of its answer
@@ -75,7 +75,7 @@ class Api:
         return 0 if self.answers is None else CANDIDATES
 
     async def prepare(self, request: Request, table: Table, work: Callable[[Values], T]) -> T:
-        """Read a request's body, and return what `work` makes of it in another thread, while the client is there."""
+        """Parse a request's body, and run `work` on it in another thread; cancelled when the client disconnects."""
         body = await self.read_body(request)
         return await while_connected(request, self._read(request, table, work, body))
 
@@ -92,7 +92,7 @@ class Api:
         return await self.in_thread(request, lambda: work({**values, "constraint": constraint}))
 
     async def read_body(self, request: Request) -> bytes:
-        """Return the body of a request, which says that it is JSON; raise ApiError where it is too long or slow."""
+        """Return the body of a JSON request; raise ApiError if it is of another type, too long or too slow."""
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise ApiError("the Content-Type is not application/json; set it.", 415)
         try:
@@ -107,7 +107,7 @@ class Api:
         return body
 
     async def in_thread(self, request: Request, work: Callable[[], T]) -> T:
-        """Run work that takes no device in another thread, in turn with other keys, and return its result."""
+        """Run CPU work in another thread, round-robin with other keys, and return its result."""
         try:
             return await self._preparation.run(request.scope[KEY], work, self.limits.prepare_timeout)
         except GlasshouseError as error:
@@ -126,7 +126,7 @@ class Api:
 
 
 async def while_connected(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return the result of work, which ends with the client; the body of the request has been read."""
+    """Return the result of work, which is cancelled when the client disconnects; the body must have been read."""
 
     async def left() -> None:
         while (await request.receive())["type"] != "http.disconnect":

@@ -1,4 +1,4 @@
-"""The routes."""
+"""The Starlette app: routes and error responses."""
 
 from __future__ import annotations
 
@@ -97,14 +97,14 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 async def health(api: Api, request: Request) -> Response:
-    """Say that the process answers, and that the thread of the engines runs."""
+    """Liveness check: the process answers, and the engine thread runs."""
     if api.runner.has_failed:
         raise unavailable(api.runner.closed_reason)
     return json_response({"status": "ok"})
 
 
 async def ready(api: Api, request: Request) -> Response:
-    """Say whether requests are taken."""
+    """Readiness check: the models are warmed up, and no engine has failed."""
     broken = [name for name, lane in api.runner.lanes.items() if lane.broken]
     if broken:
         raise unavailable(f"the engine of {broken[0]!r} has failed; restart the server.")
@@ -134,7 +134,7 @@ def _description(api: Api, served: ServedModel) -> JsonDict:
 
 
 async def props(api: Api, request: Request) -> Response:
-    """Say what the models can do."""
+    """Describe the capabilities of the models."""
     found: JsonDict = {"version": __version__, "models": [_props(one) for one in api.models.values()]}
     if api.answers is not None:
         limits = {"max_answers": api.answers.max_answers, "max_bytes": api.answers.max_bytes}

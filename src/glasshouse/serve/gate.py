@@ -1,4 +1,4 @@
-"""The gate in front of all routes: what does not pass every check here reaches no endpoint."""
+"""ASGI middleware in front of all routes: header limits, Host and Origin checks, API keys, and shutdown."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ CORS_METHODS, CORS_HEADERS = "GET, POST, OPTIONS", "authorization, content-type,
 
 
 class Keys:
-    """The accepted keys; only their hashes are kept, and a request is told by the number of its key.
+    """The accepted API keys; only their hashes are kept, and a request is identified by the number of its key.
 
     >>> keys = Keys(["correct-horse-battery"])
     >>> keys.find("Bearer correct-horse-battery"), keys.find("Bearer wrong"), keys.find("")

@@ -1,4 +1,4 @@
-"""The page beside the API: its files, and its requests, which run between two steps of the engines."""
+"""The inspection page on the API server: its static files, and its requests, which run between engine steps."""
 
 from __future__ import annotations
 

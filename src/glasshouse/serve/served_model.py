@@ -1,4 +1,4 @@
-"""A model under its name: how prompts become ids that fit it, and the engine that generates."""
+"""A served model: its name, its engine, and the encoding of prompts within its context length."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ class ServedModel:
         return () if self.tok is None else end_of_turn_ids(self.tok)
 
     def fit(self, ids: Sequence[int], max_tokens: int | None, default: int | None = None) -> int:
-        """Return how many tokens to generate; raise where prompt or answer are too long: nothing is cut silently.
+        """Return how many tokens to generate; raise where they exceed the context length: nothing is truncated.
 
         Without `max_tokens` it is `default`, or else as many as fit.
         """
@@ -135,12 +135,12 @@ class ServedModel:
         if not source_fits or room < 0 or (room == 0 and max_tokens != 0):
             raise self._too_long(f"the prompt has {len(ids)} tokens", "shorten it")
         if max_tokens is not None and max_tokens > room:
-            asked = f"the prompt has {used} tokens and the answer up to {max_tokens}, {used + max_tokens} in all"
-            raise self._too_long(asked, "shorten the prompt, or ask for fewer")
+            asked = f"the prompt has {used} tokens and the output up to {max_tokens}, {used + max_tokens} in total"
+            raise self._too_long(asked, "shorten the prompt, or generate fewer tokens")
         return max_tokens if max_tokens is not None else room if default is None else min(default, room)
 
     def _too_long(self, what: str, advice: str) -> ApiError:
-        message = f"{what}, but {self.name!r} takes at most {self.max_len} tokens; {advice}."
+        message = f"{what}, but the context length of {self.name!r} is {self.max_len} tokens; {advice}."
         return ApiError(message, code="context_length_exceeded", param="messages" if self.chats else "prompt")
 
 

@@ -1,4 +1,4 @@
-"""The HTTP server: what it listens on, who may reach it, and how it shuts down."""
+"""The HTTP server: its socket, its access control, and its graceful shutdown."""
 
 from __future__ import annotations
 
@@ -67,9 +67,9 @@ class _Uvicorn(uvicorn.Server):
 
 
 class Server:
-    """Models served at an address: on this machine alone, or with keys wherever it is told to listen.
+    """An HTTP server for models, on localhost by default; any other address requires API keys.
 
-    With `look` the page is there too, and the last answers can be opened in it, each by the key that asked for it.
+    With `look` it also serves the page, in which the last answers can be opened, each with its own API key.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder")).eval()
@@ -128,7 +128,7 @@ class Server:
     def run(self, started: Callable[[], None] = lambda: None) -> None:
         """Serve until SIGTERM or Ctrl-C; `started` is called once connections are accepted.
 
-        Where the thread of the engines has ended by an error, raise one, so that the process ends too.
+        Raises if the engine thread died of an error, which ends the process as well.
         """
         self._uvicorn.has_failed = lambda: self.api.runner.has_failed
         self.socket.listen()

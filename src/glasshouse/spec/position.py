@@ -74,7 +74,7 @@ class YarnScaling(Settings):
 
 
 class Position(Settings, registry.Kind):
-    """What a model asks of its position encoding; the defaults are those of most kinds."""
+    """Base class of position encodings; the defaults fit most kinds."""
 
     build_arguments = "the spec, and whether the stack is causal"
 

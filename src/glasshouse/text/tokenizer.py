@@ -66,7 +66,7 @@ class Tokenizer:
         self.config, self.special_tokens, self._special_map = config, special_tokens, special_tokens_map
         self._kind = tokenizer_json["model"].get("type", "of no kind")
         self._decoders = decoder_kinds(tokenizer_json.get("decoder"))
-        # Serialized again, so that the library loads exactly what was checked, whatever it does with duplicate keys.
+        # Serialized again: of duplicate keys, the library might read another value than the one that was checked.
         self._text = json.dumps(tokenizer_json, ensure_ascii=False)
         self._rust = self._encoder = tokenizers.Tokenizer.from_str(self._text)
         self._vocabulary = Vocabulary(self._rust, special_tokens)

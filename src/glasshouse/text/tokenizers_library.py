@@ -1,4 +1,4 @@
-"""What the tokenizers library lacks: our errors, truncation that keeps special tokens, bytes that are not UTF-8."""
+"""Wrappers of the tokenizers library: our errors, truncation that keeps special tokens, bytes that are not UTF-8."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """`train`: a run from its settings to its result.
 
-Its settings are resolved, its folder claimed, its data prepared, its trainer built; then the loop runs.
+Resolve the settings, lock the run folder, prepare the data, build the trainer, and run the loop.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0, los
     >>> locate_nonfinite(model, batch)
     'the weight stack.blocks.1.feedforward.layer.up.weight'
     """
-    # All of it runs whatever is found: sharded over processes, the others take part in both passes.
+    # No early return: where the model is sharded, every rank must take part in both passes.
     found = [f"the weight {name}" for name, weight in model.named_parameters() if not _is_finite(weight)]
 
     def check(name: str, output: object) -> None:
@@ -62,7 +62,7 @@ def locate_nonfinite(model: nn.Module, batch: Batch, smoothing: float = 0.0, los
 def first_located(by_rank: list[tuple[str, list[str]]]) -> tuple[str, list[str]]:
     """Return where the first of several processes found a NaN or infinity, and the sources of its batch.
 
-    A gradient is summed over processes before it is looked at, so that none of them can be named.
+    Gradients are checked after their all-reduce, which spreads a NaN to every process: no process is named for one.
 
     >>> first_located([("the gradient of head.weight", ["a"]), ("the output of module head", ["b"])])
     ('the output of module head, in process 1', ['b'])

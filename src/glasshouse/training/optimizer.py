@@ -45,7 +45,7 @@ def _require_decay(choice: AdamW | Muon) -> None:
 
 @dataclass(frozen=True)
 class Optimizer(Settings, registry.Kind):
-    """What a run asks of its optimizer: the peak learning rate, which `train.lr` sets, too."""
+    """Base class of optimizer settings: the peak learning rate, which `train.lr` overrides."""
 
     build_arguments = "its settings and the model"
     lr: float = 1e-3  # peak learning rate
@@ -154,7 +154,7 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
 
 
 def skips_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether a step changes nothing where the tensor `optimizer.found_inf` is 1, without asking the host.
+    """Return whether a step changes nothing where the tensor `optimizer.found_inf` is 1, without a host sync.
 
     >>> skips_nonfinite(make_optimizer(nn.Linear(2, 3), AdamW())), skips_nonfinite(torch.optim.SGD([torch.ones(1)]))
     (True, False)

@@ -59,7 +59,7 @@ class NewModel:
 
 
 def parse_model(table: Mapping[str, Any]) -> Pretrained | NewModel:
-    """Return what a table says about the model.
+    """Parse the `model` table of a run file.
 
     >>> parse_model({"preset": "gpt2", "n_layers": 2})
     NewModel(preset='gpt2', fields={'n_layers': 2})
@@ -115,7 +115,7 @@ def default_schedule(steps: int) -> Schedule:
 class Train(Settings):
     """Optimization, precision, evaluation and checkpoint settings."""
 
-    # what is asked of the model; None: what its kind and its data ask, such as the next token of a text
+    # training objective; None: by the kinds of model and data, such as next-token prediction for a decoder on text
     objective: ObjectiveChoice | None = field(default=None, metadata={"omit_default": True})
     steps: int | None = None  # [steps] None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
     epochs: float | None = None  # [epochs] passes over the training data, instead of `steps`
@@ -345,7 +345,7 @@ CHANGEABLE_ON_RESUME = {
 
 
 def describe_differences(before: JsonDict, after: JsonDict) -> list[str]:
-    """Describe the settings that differ between two nested tables and that may not change on resume."""
+    """Describe each setting that differs between two nested dicts, except those that may change on resume."""
     old, new = dict(_flat(before)), dict(_flat(after))
     keys = [key for key in {**old, **new} if key not in CHANGEABLE_ON_RESUME and old.get(key) != new.get(key)]
     return [f"{key} was {_shown(old.get(key))} and is {_shown(new.get(key))}" for key in keys]

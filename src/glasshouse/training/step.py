@@ -87,8 +87,8 @@ class TrainStep:
     before each micro-batch; if it raises, the weights are unchanged. `loss_fn` is the loss of the objective; with
     `defer_logits` it may be given the inputs of the head's last matmul instead of logits. `precision` is the dtype of
     matrix products: bfloat16 computes with a copy of the model, in which linear layers multiply in fp8 if `float8`;
-    float16 computes by autocast, as its residual stream would overflow. `on_fallback` is told why a compiled model
-    falls back to eager mode.
+    float16 computes by autocast, as its residual stream would overflow. `on_fallback` is called with the
+    reason when a compiled model falls back to eager mode.
 
     If the loss or a gradient is NaN or infinite, no weight is updated.
     """

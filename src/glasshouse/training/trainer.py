@@ -1,4 +1,4 @@
-"""The trainer: a batch, a step, its metrics, and where due validation and a checkpoint.
+"""The training loop: batches, steps and metrics, with validation and checkpoints when due.
 
 It resumes from a checkpoint, raises gradient accumulation when out of memory, and skips batches with a NaN loss.
 """
@@ -93,7 +93,7 @@ class Launched:
 
 @dataclass(eq=False, kw_only=True)
 class Trainer:
-    """What a run trains with, and its training loop; from step to step, `state` is what changes."""
+    """All that a run trains with, and its training loop; `state` is what changes from step to step."""
 
     run: Run
     folder: Path

@@ -141,7 +141,7 @@ class HttpConnection(H11Protocol):
         return self.cycle is not None and not self.cycle.response_complete
 
     def _end(self) -> None:
-        """Say that nothing more is sent, and ignore for a moment what the client still sends."""
+        """Half-close the connection, and discard for a moment what the client still sends."""
         self._ended = True
         self._unset_keepalive_if_required()
         self.transport.write_eof()
@@ -160,7 +160,7 @@ class HttpConnection(H11Protocol):
             self._deadline = None
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Call the app; a large answer is sent in parts, so that a client has to take them."""
+        """Call the app; a large body is sent in parts, and a client that does not read one in time disconnected."""
 
         async def send_parts(message: Message) -> None:
             body, more = message.get("body", b""), message.get("more_body", False)

@@ -1,4 +1,4 @@
-"""The log of a server, on stderr: a full disk, or a pipe that nobody reads, costs lines of it and nothing else."""
+"""Non-blocking log of a server on stderr: a full disk, or a pipe that is not read, only loses lines."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ class Log:
         self.n_lost = 0  # lines
 
     def error(self, message: str, **fields: object) -> None:
-        """Log what someone should look after."""
+        """Log at level error: an operator should act."""
         self._put("error", message, fields)
 
     def warning(self, message: str, **fields: object) -> None:
-        """Log what someone may want to know."""
+        """Log at level warning: an operator may want to know."""
         self._put("warning", message, fields)
 
     def info(self, message: str, **fields: object) -> None:
-        """Log what happens every day."""
+        """Log at level info: normal operation."""
         self._put("info", message, fields)
 
     def exception(self, error: BaseException, **fields: object) -> None:
@@ -87,7 +87,7 @@ class Log:
                 self.n_lost += 1
 
     def close(self) -> None:
-        """Write what waits, in bounded time; whatever is logged later starts another thread."""
+        """Flush the pending lines, in bounded time; logging again starts another thread."""
         with self._lock:
             thread, self._thread = self._thread, None
         if thread is not None:

@@ -203,7 +203,7 @@ def test_stop_strings_and_bias(client: Client, decoder: gh.models.Decoder, tok: 
         ({"model": "nothing"}, openai.NotFoundError, "no model"),
         ({"n": 10**6}, openai.BadRequestError, "from 1 to 128"),
         ({"max_tokens": 2**63}, openai.BadRequestError, "max_tokens"),
-        ({"prompt": [1] * 300}, openai.BadRequestError, "has 300 tokens, but 'decoder' takes at most 256"),
+        ({"prompt": [1] * 300}, openai.BadRequestError, "has 300 tokens, but the context length of 'decoder' is 256"),
         ({"max_tokens": 254}, openai.BadRequestError, "up to 254"),
         ({"temperature": -1}, openai.BadRequestError, "temperature is -1"),
         ({"extra_body": {"top_k": 1.5}}, openai.BadRequestError, "top_k is 1.5"),

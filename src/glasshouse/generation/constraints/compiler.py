@@ -1,6 +1,6 @@
-"""Compiles grammars with llguidance; run as a script, it tries those of strangers in processes that may be killed.
+"""Compiles grammars with llguidance; run as a script, it compiles untrusted ones in subprocesses with limits.
 
-It imports neither torch nor the package, so that such a process is small.
+It imports neither torch nor the package, which keeps such a subprocess small.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Encode = Callable[[bytes], list[int]]
 JSON_OPTIONS: Any = {"whitespace_pattern": r"\x20|\n[\x20\t]{0,32}", "lenient": False, "coerce_one_of": False}
 # Items of the parser at one place: of a choice, as many as it has alternatives. The library's own limit is 2,000.
 TRUSTED_LIMITS = {"max_items_in_row": 20_000, "step_max_items": 100_000}
-# Bounds for grammars of strangers, most of them 4 to 25 times as tight as the library's own: symbols, effort of
+# Bounds for untrusted grammars, most of them 4 to 25 times as tight as the library's own: symbols, effort of
 # regular expressions when it is made and in each step, lexer states (about a kilobyte each), and items of the parser.
 LIMITS = {
     "max_grammar_size": 20_000,
@@ -35,12 +35,12 @@ LIMITS = {
 }
 CPU_SECONDS, WALL_SECONDS = 2, 10  # to compile it once
 TRIED_TOKENS = 24  # of a random text that it allows: what costs much may come after the first token
-MEMORY = 96 * 2**20  # bytes, beyond those of the process before
+MEMORY = 96 * 2**20  # bytes that compiling may add to the process
 TOO_MUCH = f"it takes more than {CPU_SECONDS} s or {MEMORY // 2**20} MiB to compile; simplify it"
 
 
 class TokenTable:
-    """What the library asks of a tokenizer; after its tokens comes an end token, which no model has."""
+    """The tokenizer interface of llguidance; an end token, which no model has, is appended to the vocabulary."""
 
     bos_token_id = None
     made: Any = None  # the library's tokenizer
@@ -52,7 +52,7 @@ class TokenTable:
         self._encode = encode
 
     def __call__(self, text: bytes) -> list[int]:
-        """Encode what a grammar leaves no choice about, where possible as the model has learned it."""
+        """Encode text that a grammar forces, by the model's own tokenizer where possible."""
         if self._encode is not None:
             return self._encode(text)
         return [] if self.made is None else self.made.greedy_tokenize(text.decode())
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def _limit() -> None:
-    """Limit the time and memory of this process; beyond, it is killed, and nobody else is."""
+    """Limit the time and memory of this process, which is killed when it exceeds them."""
     import resource  # not on Windows, which has no such process either
 
     os.nice(10)

@@ -55,9 +55,9 @@ class Engine:
     caches on disk; `warm_up` does it before there are requests. With False an engine on CUDA starts at once and
     decodes at two thirds of the speed. `gh.generate` and `gh.stream` never compile.
 
-    With `batch_invariant` the log-probabilities of a request are the same to the last bit whatever its neighbours:
+    With `batch_invariant` the log-probabilities of a request are bitwise identical for any composition of the batch:
     every step runs all slots at their full length, each prompt is prefilled in passes of its own, and no prefix is
-    shared. Without it a neighbour can change the order of a sum, and so a token where two are equally likely.
+    shared. Without it other requests can change the order of a sum, and so a token where two are equally likely.
 
     An engine belongs to one thread: a call while another thread uses it raises. `make_request` alone may run in any
     thread, so that a server prepares requests in many and enqueues and steps in one, as `glasshouse serve` does. If a
@@ -189,7 +189,7 @@ class Engine:
     ) -> Request:
         """Return a request that `enqueue` takes; raise where its parameters do not fit this engine.
 
-        Only requests of one `namespace` share cached prefixes, so that none can tell by the time what others asked.
+        Only requests of one `namespace` share cached prefixes: cache hits would reveal, by their time, other prompts.
         """
         check_option_names(options, self.tok, self.spec.vocab_size, self.steering)
         options = options.with_suppressed(self._rules.suppressed)

@@ -1,4 +1,4 @@
-"""The end of a step: tokens go to their requests, and the slots of those that ended are released."""
+"""Postprocessing of a step: tokens are appended to their requests, and the slots of finished ones released."""
 
 from __future__ import annotations
 

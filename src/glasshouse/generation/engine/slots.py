@@ -1,4 +1,4 @@
-"""Which sequence has which slot of the KV cache, and which tokens are cached there for prefix caching.
+"""Allocation of KV cache slots to sequences, and the tokens cached in each for prefix caching.
 
 This is bookkeeping on the host; the model runner copies and clears what the slots have on the device.
 """

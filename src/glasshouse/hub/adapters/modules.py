@@ -1,4 +1,4 @@
-"""What PEFT trains beside LoRA's matrices: rows of new tokens, and modules that are trained whole."""
+"""PEFT's trainable tokens and `modules_to_save`: weights of an adapter in addition to the LoRA matrices."""
 
 from __future__ import annotations
 

@@ -81,7 +81,7 @@ def as_row(name: str) -> TensorMapping:
 
 
 def join(chunks: Sequence[tuple[TensorMapping, Tensor]]) -> Tensor:
-    """Return the Hugging Face tensor of those of ours that are stored in it: the inverse of `view`."""
+    """Join our tensors into the Hugging Face tensor that stores them: the inverse of `view`."""
     mapping, whole = chunks[0]
     if len(chunks) > 1:
         whole = torch.cat([tensor for _, tensor in sorted(chunks, key=lambda pair: pair[0].chunk)])

@@ -1,8 +1,8 @@
 """The attention backends, and the choice of one for a call.
 
-A backend is a class here: `supports` says what its kernel can do, `prepare` converts the mask of a call to the form
-that the kernel takes, once for all layers with that mask, and `attend` runs the kernel. A further one is a further
-class; where it stands in `BACKENDS`, or in the `backends` of a stack, says when it is preferred.
+A backend is a class here: `supports` returns whether its kernel can run a call, `prepare` converts the mask to the
+form that the kernel takes, once for all layers with that mask, and `attend` runs the kernel. To add one, add a class;
+its place in `BACKENDS`, or in the `backends` of a stack, is its priority.
 """
 
 from __future__ import annotations
@@ -183,5 +183,5 @@ def _compiled_flex_attention() -> Callable[..., Any]:
 
 @functools.cache
 def _compiled_create_block_mask() -> Callable[..., Any]:
-    # Eager mode would materialise the dense mask first, so it stays compiled whatever runs around it.
+    # Uncompiled, it would materialise the dense mask first, so it is compiled even where the model runs eagerly.
     return torch.compiler.set_stance("default")(torch.compile(create_block_mask))

@@ -25,7 +25,7 @@ class Situation:
     group_size: int = 1  # query heads per KV head
     softcap: bool = False
     dropout: bool = False  # attention dropout is active
-    cached: bool = False  # keys and values are those of a cache
+    cached: bool = False  # keys and values come from a KV cache
 
 
 @dataclass(frozen=True)

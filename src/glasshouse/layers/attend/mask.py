@@ -1,4 +1,4 @@
-"""Attention masks: which keys a query may attend to, said without regard to the kernel that attends."""
+"""Attention masks: which keys a query may attend to, independent of the attention backend."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # batch, head, que
 class Mask:
     """The conditions that a key must meet to be attended to, all of them, and the bias of the scores.
 
-    Tensors of queries are [B, Q] and those of keys [B, K]; B is 1 where all rows are equal. Each attention backend
-    converts a mask to the form that its kernel takes.
+    Query tensors are [B, Q] and key tensors [B, K]; B is 1 where all rows are equal. Each attention backend converts
+    a mask to the form that its kernel takes.
     """
 
     causal: bool = False  # keys up to the query's position
@@ -34,7 +34,7 @@ class Mask:
 
     @property
     def has_key_counts(self) -> bool:
-        """Whether each query attends to a number of leading keys, and nothing else is asked."""
+        """Whether the mask is nothing but a number of leading keys for each query."""
         return self.causal and self.ordered and not self._hides_more and self.prefix_lengths is self.bias is None
 
     def key_counts(self) -> Tensor:
@@ -150,7 +150,7 @@ def make_mask(
     prefix_lengths = queries.prefix_lengths if causal else None
     # Right padding follows every real token, so the causal mask hides it already.
     hidden = keys.real is not None and not (same and causal and keys.right_padded and prefix_lengths is None)
-    # Within a row documents are told apart by their number, across source and target by the caller's ids.
+    # Documents are identified by their number within a row, and by the caller's ids across source and target.
     documents = (queries.documents, keys.documents) if same else (queries.document_ids, keys.document_ids)
     packed = queries.documents is not None and keys.documents is not None
     if not (hidden or packed or window or (causal and (prefix_lengths is not None or not same))) and (

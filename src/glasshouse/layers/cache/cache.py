@@ -100,7 +100,7 @@ class Cache(CacheView):
         return dict(wrapped)
 
     def key_layout(self, layout: Layout, window: int) -> Layout:
-        """Return the layout of the keys of a layer with this window, those of the call included."""
+        """Return the layout of the keys of a layer with this window, including the keys of this call."""
         group = next(group for group in self.groups if group.window == window)
         return group.key_layout(layout, self.lengths)
 

@@ -1,4 +1,4 @@
-"""Views of a KV cache for tokens of several of its rows in one row of ids."""
+"""Views of a KV cache for packed calls: one row of ids has tokens of several cache rows."""
 
 from __future__ import annotations
 
@@ -97,6 +97,6 @@ class MixedBatch(_TokenRows):
         return self.cache.key_layout(layout, window)
 
     def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values [1, H_kv, S, d] to their offsets; return those of all cache rows."""
+        """Write keys and values [1, H_kv, S, d] to their offsets; return the keys and values of all cache rows."""
         super().update(layer, write_offsets, k, v)
         return self.cache.cached_kv(layer)

@@ -1,6 +1,6 @@
 """Storage of keys and values: a pool of layers that cache the same shape, contiguous or as a ring buffer.
 
-Slot 0 of a row takes the writes of padding.
+Offset 0 of a row takes the writes of padding.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from glasshouse.layers.attend.layout import Layout
 
 @dataclass(frozen=True)
 class KVShape:
-    """What a cache must hold for an attention layer: a key and a value per token and KV head, of width d_head."""
+    """The KV cache shape of an attention layer: a key and a value per token and KV head, of width d_head."""
 
     n_kv_heads: int
     d_head: int
@@ -24,7 +24,7 @@ class KVShape:
 
 
 class LayerGroups:
-    """Layers by what they cache: those of one shape share a pool."""
+    """Layers grouped by the shape of their KV cache; a group shares one pool."""
 
     def __init__(self, shapes: Sequence[KVShape]) -> None:
         self.shapes = list(dict.fromkeys(shapes))
@@ -44,7 +44,7 @@ class LayerGroups:
 
 
 class Contiguous:
-    """Slot t + 1 of a row has the token at position t."""
+    """Offset t + 1 of a row has the token at position t."""
 
     def __init__(self, window: int, pool: Tensor) -> None:
         self.window = window  # of its layers
@@ -87,7 +87,7 @@ class RingBuffer(Contiguous):
         return torch.where(offsets > 0, (offsets - 1) % self.size + 1, 0)
 
     def key_layout(self, layout: Layout, lengths: Tensor) -> Layout:
-        """Return the layout of the keys: the latest token of each offset, those of the call included."""
+        """Return the layout of the keys: the latest token at each offset, including the tokens of this call."""
         offsets = torch.arange(self.size, device=lengths.device)[None]
         length = layout.positions.shape[1] if layout.real is None else layout.real.sum(1)
         last = (lengths + length)[:, None] - 1

@@ -1,4 +1,4 @@
-"""What a forward pass needs of a KV cache."""
+"""The interface of a KV cache in a forward pass."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class CacheView(ABC):
 
     @abstractmethod
     def key_layout(self, layout: Layout, window: int) -> Layout:
-        """Return the layout of the keys of a layer with this window, those of the call included."""
+        """Return the layout of the keys of a layer with this window, including the keys of this call."""
 
     @abstractmethod
     def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:

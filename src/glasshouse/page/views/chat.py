@@ -1,4 +1,4 @@
-"""The declaration of the chat view, which asks the API of the server that the page belongs to."""
+"""The declaration of the chat view, which calls the API of the server that the page is served by."""
 
 from __future__ import annotations
 

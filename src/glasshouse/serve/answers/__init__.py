@@ -1,1 +1,1 @@
-"""Answers in OpenAI's format: whole or streamed, log-probabilities, tool calls, and those kept to be opened."""
+"""Answers in OpenAI's format: whole or streamed, log-probabilities, tool calls, and a store of the last ones."""

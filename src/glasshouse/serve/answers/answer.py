@@ -36,7 +36,7 @@ def event(data: JsonDict, name: str | None = None) -> bytes:
 
 
 class EventStream(Response):
-    """A response whose events are sent as they come; a client that does not take them loses its connection."""
+    """A stream of server-sent events; a client that does not read them is disconnected."""
 
     media_type = "text/event-stream"
 

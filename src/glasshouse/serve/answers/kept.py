@@ -1,4 +1,4 @@
-"""The answers that can be opened: the last ones, up to a number and a size, each for the key that asked for it."""
+"""A bounded store of the last answers, for /v1/answers and the page; each is visible only to its API key."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class KeptAnswer:
 
 
 class KeptAnswers:
-    """The last answers of a server; the oldest go first. One that is larger than everything may be is not kept.
+    """The last answers of a server; the oldest are evicted first, and one larger than `max_bytes` is not kept.
 
-    An answer is found by its id and the name of the key that asked for it, so that an id alone opens nothing.
+    An answer is found by its id and the name of its API key: an id alone opens nothing.
 
     >>> kept = KeptAnswers(max_answers=2, max_bytes=10**6)
     >>> for number in range(3):

@@ -1,6 +1,6 @@
-"""Tools: functions that a client offers a model, and the calls of them in the model's answer.
+"""Tool calling: the functions that a client offers, and the calls parsed from the model's output.
 
-One format of calls is known, that of Hermes and Qwen: JSON between <tool_call> and </tool_call>.
+One format is supported, that of Hermes and Qwen: JSON between <tool_call> and </tool_call>.
 """
 
 from __future__ import annotations
@@ -103,9 +103,9 @@ def call_grammar(values: Values) -> str | None:
 
 
 class ToolCallParser:
-    r"""Splits an answer into text and calls of tools, as it comes.
+    r"""Streaming parser that splits an answer into text and tool calls.
 
-    What is not the call of a tool that was offered stays text. White space around a call is dropped.
+    Anything but a call of an offered tool stays text. White space around a call is dropped.
 
     >>> parser = ToolCallParser({"add"})
     >>> parser.feed("Let me see.\n<tool_")
@@ -119,12 +119,12 @@ class ToolCallParser:
 
     def __init__(self, names: Collection[str]) -> None:
         self._names = names
-        self._held = ""  # what may become a call, and white space before it
+        self._held = ""  # buffered: text that may become a call, and white space before it
         self._after_call = False  # only white space came since a call
         self.n_calls = 0
 
     def feed(self, text: str, *, last: bool = False) -> tuple[str, list[JsonDict]]:
-        """Return the text and the calls that are complete with this piece; the `last` holds nothing back."""
+        """Return the text and the calls that this piece completes; after the `last`, nothing stays buffered."""
         self._held += text
         written, calls = "", []
         while True:
@@ -148,7 +148,7 @@ class ToolCallParser:
         return written, calls
 
     def _certain(self, begin: int) -> int:
-        """Return how much of what is held is text whatever follows; `begin` is where a call may have begun, or -1."""
+        """Return how much of the buffer cannot become a call; `begin` is where a call may have begun, or -1."""
         held = self._held
         if begin < 0:
             sizes = range(min(len(BEGIN) - 1, len(held)), 0, -1)

@@ -46,20 +46,20 @@ async def opened_answer(api: Api, http: HttpRequest) -> Response:
 
 
 def find_answer(api: Api, key: str, answer: str) -> KeptAnswer:
-    """Return a kept answer of this key; one of another key is not told from one that never was."""
+    """Return a kept answer of this API key; that of another key is the same 404 as an unknown id."""
     assert api.answers is not None
     kept = api.answers.find(key, answer)
     if kept is None:
         message = (
-            f"there is no answer {answer[:100]!r} of this key; the last {api.answers.max_answers} answers are kept, "
-            f"up to {api.answers.max_bytes / 2**20:g} MiB, of all keys."
+            f"there is no answer {answer[:100]!r} of this API key; the server keeps the last "
+            f"{api.answers.max_answers} answers of all keys, up to {api.answers.max_bytes / 2**20:g} MiB."
         )
         raise ApiError(message, 404, code="answer_not_found", param="id")
     return kept
 
 
 def open_choice(kept: KeptAnswer, index: int, served: ServedModel, start: int) -> JsonDict:
-    """Return a choice: its ids, what each was drawn from, and the text of each from the position `start` on."""
+    """Return a choice: its ids, the candidates of each, and the text of each from the position `start` on."""
     choice = kept.choices[index]
     drawn = [{**_drawn(draw.token), "candidates": [list(one) for one in draw.candidates]} for draw in choice.draws]
     seen = {
@@ -110,7 +110,7 @@ def pieces(tok: Tokenizer | None, ids: Sequence[int]) -> list[str]:
 
 
 def page_state(choice: KeptChoice, served: ServedModel) -> JsonDict | None:
-    """Return the state in which the page shows exactly these tokens; None where a source is not that of a text."""
+    """Return the state in which the page shows exactly these tokens; None where no text encodes to the source."""
     if not isinstance(served.model, Seq2Seq):
         return {"text": "", "appended": [*choice.prompt, *choice.ids]}
     if served.tok is None:

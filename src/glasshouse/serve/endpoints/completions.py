@@ -34,7 +34,7 @@ class EchoedPrompt:
 
 
 class CompletionAnswer(Answer):
-    """The answer of this endpoint: the choices of a prompt are those of its samples."""
+    """The answer of this endpoint: each of the `n` samples of each prompt is a choice."""
 
     kind, object, chunk_object = "cmpl", "text_completion", "text_completion"
 

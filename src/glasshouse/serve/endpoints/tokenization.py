@@ -1,4 +1,4 @@
-"""/tokenize and /detokenize: what a model makes of a text, and back."""
+"""/tokenize and /detokenize: text to the token ids of a model, and back."""
 
 from __future__ import annotations
 

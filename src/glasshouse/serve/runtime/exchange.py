@@ -46,12 +46,12 @@ class Piece(NamedTuple):
 
 @dataclass(eq=False)
 class Job:
-    """A request of the engine, what of it was sent, and where to."""
+    """An engine request, how much of its output was sent, and the callback that receives it."""
 
     request: Request
     key: str
     index: int  # of its choice
-    deliver: Callable[[int, Piece], None]  # to who waits for it, on the event loop
+    deliver: Callable[[int, Piece], None]  # called on the event loop
     streamed: bool
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None  # when there was one
@@ -95,7 +95,7 @@ class Job:
 
 
 class JobRunner(Protocol):
-    """Who runs jobs: `glasshouse.serve.runtime.runner.Runner`."""
+    """The interface of `glasshouse.serve.runtime.runner.Runner` for jobs."""
 
     @property
     def closed_reason(self) -> str:
@@ -109,7 +109,7 @@ class JobRunner(Protocol):
 
 
 class DisconnectedError(Exception):
-    """The client has gone; nobody waits for an answer."""
+    """The client has disconnected."""
 
 
 class Exchange:

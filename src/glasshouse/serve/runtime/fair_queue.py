@@ -1,4 +1,4 @@
-"""A bounded queue that takes turns between keys."""
+"""A bounded queue, round-robin over API keys."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Generic, Protocol, TypeVar
 
 from glasshouse.serve.schema.errors import RETRY_AFTER, queue_full
 
-TURNS = 32  # the last ones, which tell how long a turn takes
-LONGEST_WAIT = 60  # seconds that a client is told to wait
+TURNS = 32  # the last ones, from which the time of a turn is estimated
+LONGEST_WAIT = 60  # seconds of Retry-After, at most
 
 
 class HasKey(Protocol):
@@ -24,7 +24,7 @@ T = TypeVar("T", bound=HasKey)
 
 
 class FairQueue(Generic[T]):
-    """Waiting items, at most `limit` of each key; whoever waits is served in turn, however many others send.
+    """Waiting items, at most `limit` of each key; keys are served round-robin, however many items each has.
 
     >>> from types import SimpleNamespace as Item
     >>> queue = FairQueue(limit=3)
@@ -49,7 +49,7 @@ class FairQueue(Generic[T]):
             if len(waiting) + len(items) > self.limit:
                 raise queue_full(len(waiting), self.seconds_until_empty())
             if not self._by_key:
-                self._taken.clear()  # an idle hour says nothing of the pace
+                self._taken.clear()  # idle time is no part of the pace
             waiting.extend(items)
             self._by_key[items[0].key] = waiting
 

@@ -1,4 +1,4 @@
-"""Structured output: what a request asks for becomes a grammar, tried first in a process that may be killed."""
+"""Structured output: a response format becomes a grammar, which is first compiled in a subprocess with limits."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _asked_format(name: str, kind: str, inner: str, schema: str | None) -> list[
 
 
 class GrammarTrial:
-    """The process in which the grammars for one tokenizer are tried; started when first used."""
+    """The subprocess in which grammars for one tokenizer are first compiled; started when first used."""
 
     def __init__(self, tok: Tokenizer) -> None:
         self._tokens = [one.decode("latin-1") for one in token_bytes(tok)]
@@ -99,7 +99,7 @@ class GrammarTrial:
 class Grammars:
     """Compiles grammars one at a time, in turns between keys; an equal one of the same key is compiled once.
 
-    So a client whose grammars take long delays those of its own key, and those of another by one at most.
+    Slow grammars delay further ones of their own key, and another key by one grammar at most.
     """
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Grammars:
         param, kind, text = asked
         if served.tok is None:
             raise ApiError(f"{served.name!r} has no tokenizer, so {param} is not supported.", param=param)
-        name = (served.name, key, kind, text)  # by key: no other can tell by the time what was asked
+        name = (served.name, key, kind, text)  # by key, against timing attacks on the cache
         if name in self._cache:
             self._cache.move_to_end(name)
             return self._cache[name]
@@ -146,7 +146,7 @@ class Grammars:
                 self._cache.popitem(last=False)
 
     def _make(self, tok: Tokenizer, kind: Kind, text: str) -> Grammar:
-        """Compile a grammar here, once it has shown elsewhere that it takes little time and memory."""
+        """Compile a grammar in this process, after the subprocess has shown that it takes little time and memory."""
         check_installed()
         if tok not in self._trials:
             self._trials[tok] = GrammarTrial(tok)

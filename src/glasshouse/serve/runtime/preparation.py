@@ -1,4 +1,4 @@
-"""The threads in which requests are read: parsed, tokenized, rendered by a template, in turns between keys."""
+"""Thread pool that parses requests, renders chat templates and tokenizes, round-robin over API keys."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from glasshouse.serve.schema.errors import ApiError, unavailable
 T = TypeVar("T")
 
 THREADS = 4
-MAX_OF_KEY = THREADS - 1  # so that one thread is free of the key whose requests take longest
+MAX_OF_KEY = THREADS - 1  # threads that one key may occupy
 
 
 @dataclass(eq=False)
 class Reading:
-    """Work that waits for a thread, and the event loop's future of the thread's."""
+    """Work queued for a thread; `begun` resolves to the future of its result once a thread takes it."""
 
     key: str
     work: Callable[[], Any]
@@ -29,7 +29,7 @@ class Reading:
 
 
 class Preparation:
-    """Runs work that takes no device; on the event loop alone. What has not begun ends with who waits for it."""
+    """Runs CPU work in threads; called on the event loop. Queued work is dropped when its caller is cancelled."""
 
     def __init__(self, max_waiting: int) -> None:
         self._queue: FairQueue[Reading] = FairQueue(max_waiting)
@@ -37,7 +37,7 @@ class Preparation:
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="prepare")
 
     async def run(self, key: str, work: Callable[[], T], timeout: float) -> T:
-        """Return the result of work on behalf of a key; raise ApiError where it waits or takes longer than a time."""
+        """Return the result of work on behalf of a key; raise ApiError where it waits or runs for over `timeout`."""
         reading = Reading(key, work, asyncio.get_running_loop().create_future())
         self._queue.put([reading])
         self._start()
@@ -58,7 +58,7 @@ class Preparation:
             raise ApiError(f"reading the request took more than {timeout:g} s; shorten the prompt.") from None
 
     def _start(self) -> None:
-        """Begin what may begin."""
+        """Start queued work while there are free threads."""
         busy = {key for key, count in self._running.items() if count >= MAX_OF_KEY}
         while self._running.total() < THREADS and (reading := self._queue.pop_except(busy)) is not None:
             if reading.begun.cancelled():  # its task is about to see that

@@ -27,7 +27,7 @@ MAX_FAILURES = 5  # steps that raise in a row, before an engine counts as broken
 
 @dataclass(eq=False)
 class Task:
-    """Work on the device other than generation, and who waits for its result."""
+    """Work on the device other than generation, with the future of its result."""
 
     key: str
     work: Callable[[], Any]

@@ -1,4 +1,4 @@
-"""Errors in OpenAI's shape, so that its clients raise their own exception classes."""
+"""Errors in OpenAI's format, for which its clients raise their own exception classes."""
 
 from __future__ import annotations
 

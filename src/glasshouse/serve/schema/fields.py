@@ -22,7 +22,7 @@ def invalid(name: str, value: object, rule: str) -> ApiError:
 
 @dataclass(frozen=True)
 class Field(ABC):
-    """A field of a request; null is as good as leaving it out."""
+    """A field of a request; null is the same as leaving it out."""
 
     required: bool = field(default=False, kw_only=True)
     default: Value = field(default=None, kw_only=True)
@@ -166,7 +166,7 @@ class Either(Field):
                 return kind.parse(value, name)
             except ApiError as error:
                 errors.append(error)
-        # Of two kinds of lists, the error about an item says more than the one about the list.
+        # Where several alternatives are lists, an error about an item is more specific than one about the list.
         deepest = max(errors, key=lambda error: len(error.param or ""))
         raise deepest if (deepest.param or "") != name else invalid(name, value, self.noun)
 
@@ -242,8 +242,8 @@ class JsonText(Field):
 class Table(Field):
     """An object with fields of its own.
 
-    `ignored` names what a client may send and nothing follows from; `refused` says of others why they are not taken,
-    unless they are null, false or empty.
+    Fields in `ignored` are accepted without effect; a field in `refused` is an error, with the reason given there,
+    unless its value is null, false or empty.
     """
 
     fields: Mapping[str, Field]

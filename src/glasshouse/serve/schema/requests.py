@@ -1,4 +1,4 @@
-"""What each endpoint's request may say, and how it becomes sampling parameters."""
+"""The request fields of each endpoint, and their conversion to sampling parameters."""
 
 from __future__ import annotations
 

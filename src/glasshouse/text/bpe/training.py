@@ -89,7 +89,7 @@ def train(
     if counted.dropped:
         share = counted.dropped / counted.total
         warnings.warn(
-            f"the rarest words, {share:.2%} of all, were dropped to save memory, so that merges are not exact; "
+            f"the rarest words, {share:.2%} of all, were dropped to save memory, so merges are approximate; "
             f"raise max_words ({max_words} distinct words) to count them.",
             stacklevel=3,
         )

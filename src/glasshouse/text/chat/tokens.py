@@ -1,4 +1,4 @@
-"""The chat template of a tokenizer that has none yet, and the tokens that a conversation is written with."""
+"""The default chat template, for a tokenizer that has none, and its special tokens."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Checkpoints: what they contain, how processes write and read them together, and the run folder they are in."""
+"""Checkpoints: their contents, sharded writing and reading by all ranks, and the run folder."""

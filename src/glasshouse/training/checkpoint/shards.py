@@ -1,8 +1,8 @@
-"""Sharded checkpoints: each process writes and reads its chunks, and a folder is complete once all have.
+"""Sharded checkpoints: each rank writes and reads its own chunks of the tensors.
 
-A DTensor is recognized by its `to_local`: the type takes a second to import, which one process need not wait for.
-Every process writes and flushes its files in a folder with a temporary name; when all have, the main one renames it.
-An error of one process is raised in all, so that they go on, or stop, together.
+A DTensor is recognized by its `to_local`, as importing the class takes a second, also where there is one process.
+Every rank writes and fsyncs its files in a temporary folder, which the main process renames once all have written.
+An error of one rank is raised on all: none is left waiting in a collective.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from glasshouse.training.distributed.processes import Processes
 
 
 def is_split(tensors: Iterable[Any]) -> bool:
-    """Return whether one of the tensors is split over processes; the answer is the same in all of them.
+    """Return whether one of the tensors is split over ranks; the result is the same on all of them.
 
     >>> is_split([torch.ones(2)])
     False
@@ -37,7 +37,7 @@ def is_split(tensors: Iterable[Any]) -> bool:
 
 
 def owned_chunks(tensors: Mapping[str, Any], *, is_main: bool) -> dict[str, TensorChunk]:
-    """Copy to the CPU what this process saves: of replicas the first one's shards, and plain tensors if it is main.
+    """Copy to the CPU what this rank saves: its shards if it is in the first replica, plain tensors if it is main.
 
     >>> owned_chunks({"a": torch.ones(2)}, is_main=True)
     {'a': TensorChunk(tensor=tensor([1., 1.]), offsets=(0,), shape=(2,))}
@@ -58,7 +58,7 @@ def owned_chunks(tensors: Mapping[str, Any], *, is_main: bool) -> dict[str, Tens
 
 
 def read_like(tensor: Any, saved: SavedTensors, name: str) -> Tensor:  # noqa: ANN401 - a DTensor, or a plain one
-    """Return a saved tensor on the device of another and split like it; only this process's chunk is read.
+    """Read a saved tensor with the device and the placements of another; only this rank's chunk is read.
 
     >>> read_like(torch.zeros(2), SavedTensors.of({"a": torch.ones(2)}), "a")
     tensor([1., 1.])
@@ -74,7 +74,7 @@ def read_like(tensor: Any, saved: SavedTensors, name: str) -> Tensor:  # noqa: A
 
 @torch.no_grad()
 def load(tensors: Mapping[str, Tensor], saved: SavedTensors, prefix: str = "") -> None:
-    """Copy saved tensors into those of the same names, plain or split; names that were not saved stay as they are.
+    """Copy saved tensors in place into tensors of the same names, plain or DTensors; others are left unchanged.
 
     >>> weights = {"a": torch.zeros(2)}
     >>> load(weights, SavedTensors.of({"ema.a": torch.ones(2)}), "ema.")
@@ -87,7 +87,7 @@ def load(tensors: Mapping[str, Tensor], saved: SavedTensors, prefix: str = "") -
 
 
 def _place(tensor: Any) -> tuple[tuple[int, ...], tuple[int, ...]]:  # noqa: ANN401 - a DTensor
-    """Return the offsets and the sizes of this process's shard."""
+    """Return the offsets and the sizes of this rank's shard."""
     (chunk,) = tensor.__create_chunk_list__()
     return tuple(chunk.offsets), tuple(chunk.sizes)
 
@@ -104,7 +104,7 @@ Files = dict[str, list[int | str]]  # name -> size and hash
 
 
 def together(processes: Processes, work: Callable[[], T]) -> list[T]:
-    """Run work in every process, and return all results by rank; an OSError or StoreError of one is raised in all.
+    """Run work on every rank, and return all results by rank; an OSError or StoreError of one is raised on all.
 
     >>> together(Processes(), lambda: 3)
     [3]

@@ -67,7 +67,7 @@ class TrainerState:
 
 
 def _check_custom(saved: Mapping[str, str], given: Mapping[str, str]) -> None:
-    """Refuse a checkpoint of another objective or optimizer of the caller's."""
+    """Refuse a checkpoint of another custom objective, optimizer or dataset."""
     if saved != given:
         raise StoreError(
             f"the run was trained with {_brought(saved)} and is resumed with {_brought(given)}; resume it by "

@@ -1,1 +1,1 @@
-"""Several processes: FSDP2, tensor parallelism, and processes that fail or lag behind."""
+"""Distributed training: FSDP2, tensor parallelism, failed ranks and stragglers."""

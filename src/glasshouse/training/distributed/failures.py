@@ -1,4 +1,4 @@
-"""Processes that are gone or slow: lost peers, a killed torchrun agent, stragglers."""
+"""Failed and slow ranks: which rank failed first and why, a killed torchrun agent, stragglers."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from glasshouse.errors import GlasshouseError
 from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.signals import StoppedError
 
-SECONDS = 5.0  # for the others to say that they are there
+SECONDS = 5.0  # to wait for the other ranks to publish their reasons
 POLL_SECONDS = 0.05
 
 
 class LostProcessError(GlasshouseError):
-    """Another process of the run ended before this one."""
+    """Another rank of the run failed or was killed."""
 
 
 @contextmanager
 def watched(processes: Processes) -> Iterator[None]:
-    """Turn the error of a closed connection into one that names the process that was first, and its reason."""
+    """Replace the error of a closed connection by one that names the rank that failed first, and its reason."""
     try:
         yield
     except StoppedError as stopped:
@@ -36,7 +36,7 @@ def watched(processes: Processes) -> Iterator[None]:
             _leave_word(processes, str(error).partition("\n")[0][:500] or type(error).__name__)
             raise
         if threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # of torchrun, before this process has said why it leaves
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)  # from torchrun: it would kill this rank before it reports
         raise _explain(processes) from error
 
 
@@ -45,7 +45,7 @@ def _is_of_connection(error: Exception) -> bool:
 
 
 def _leave_word(processes: Processes, reason: str) -> None:
-    """Tell the others why this process leaves, in the store that torchrun or the first process holds."""
+    """Publish why this rank exits in the rendezvous store, which torchrun or rank 0 hosts."""
     if processes.is_parallel:
         try:
             dist.distributed_c10d._get_default_store().set(f"leaving/{processes.rank}", reason)
@@ -54,7 +54,7 @@ def _leave_word(processes: Processes, reason: str) -> None:
 
 
 def _explain(processes: Processes) -> Exception:
-    """Wait for what the others say; one that says nothing was killed."""
+    """Wait for the reasons of the other ranks, and return the error to raise; a rank without a reason was killed."""
     _leave_word(processes, "")
     others = [rank for rank in range(processes.world_size) if rank != processes.rank]
     end, reasons = time.monotonic() + SECONDS, dict[int, str]()
@@ -66,7 +66,7 @@ def _explain(processes: Processes) -> Exception:
                     reasons[rank] = store.get(f"leaving/{rank}").decode()
             time.sleep(POLL_SECONDS)
     except RuntimeError:
-        reasons = {rank: "" for rank in others if rank != 0}  # the first process holds the store
+        reasons = {rank: "" for rank in others if rank != 0}  # rank 0 hosts the store
     for rank, reason in reasons.items():
         if reason.isdecimal():
             return StoppedError(int(reason))
@@ -81,15 +81,15 @@ def _explain(processes: Processes) -> Exception:
 
 
 POLL_SECONDS = 1.0
-GRACE_SECONDS = 600.0  # for the step that runs and its checkpoint
+GRACE_SECONDS = 600.0  # for the current step and its checkpoint
 
 
 @contextmanager
 def watch_agent() -> Iterator[None]:
-    """Stop this process as SIGTERM does when the agent that started it is gone; where that hangs, end it.
+    """Send this process SIGTERM when its torchrun agent is killed; exit if that has no effect in `GRACE_SECONDS`.
 
-    Signals are what all processes of a run agree on, and torchrun itself sends SIGTERM when it is stopped. A killed
-    agent is noticed by the operating system giving its processes another parent.
+    All ranks stop at the same step on a signal, and torchrun itself sends SIGTERM when it is stopped. A killed agent
+    is detected by the change of the parent process id.
     """
     if "TORCHELASTIC_RUN_ID" not in os.environ:
         yield
@@ -114,11 +114,11 @@ def watch_agent() -> Iterator[None]:
 
 
 EVERY = 100  # steps between two comparisons
-SHARE = 0.1  # of the time that the others wait before a process is called a straggler
+SHARE = 0.1  # of the time that the others wait for a rank before it is reported as a straggler
 
 
 class Stragglers:
-    """Compares, once in a while, how long each process has waited for the others; a straggler waits for nobody."""
+    """Compares every `EVERY` steps how long each rank waited for the others; a straggler waits least."""
 
     def __init__(self, processes: Processes, log: Callable[[str], None]) -> None:
         self.processes, self.log = processes, log
@@ -136,7 +136,7 @@ class Stragglers:
             self._compare()
 
     def exclude_next(self) -> None:
-        """Leave out the next wait: for what the main process alone has to do."""
+        """Exclude the next wait, which is for work of the main process alone."""
         self._excluded = True
 
     def _compare(self) -> None:
@@ -150,7 +150,7 @@ class Stragglers:
 def find_straggler(waited: Sequence[float]) -> tuple[int | None, float]:
     """Return the rank that the others wait for, if there is one, and for which share of the time.
 
-    Given is the share of the time that each process waited.
+    `waited` is the share of the time that each rank waited.
 
     >>> find_straggler([0.5, 0.375, 0.125, 0.5]), find_straggler([0.05, 0.08, 0.02, 0.06])[0]
     ((2, 0.25), None)

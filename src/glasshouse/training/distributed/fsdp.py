@@ -1,6 +1,6 @@
-"""A model spread over processes by PyTorch's FSDP2: replicas, shards or both are one mesh of other shapes.
+"""FSDP2: replicated, fully sharded and hybrid-sharded models differ only in the shape of the device mesh.
 
-Parameters are DTensors: each process has its shard of every one. A replica is a shard of one.
+Parameters are DTensors, of which each process has its shard. Plain replication is a shard dimension of size 1.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ SHARE = 0.25  # of memory for the weights of a whole model
 
 
 def choose_run_layout(choice: Parallel, processes: Processes, n_parameters: int, device: torch.device) -> Layout:
-    """Return how the processes of a run share a model, by the memory of the one that has the least."""
+    """Return the parallel layout of a run, chosen by the memory of the process that has the least."""
     memory = least_memory(device, processes)
     return choose_layout(
         choice.kind, processes.world_size, processes.local_world_size, processes.tensor, n_parameters, memory
@@ -84,7 +84,7 @@ def fits_one_device(model: Model, processes: Processes, device: torch.device) ->
 
 
 def least_memory(device: torch.device, processes: Processes) -> int:
-    """Return the memory in bytes of the process with the least; those of a node share that of its CPU."""
+    """Return the memory in bytes of the process with the least; on CPUs, the processes of a node share its memory."""
     own = machine.memory_bytes(device)
     return -processes.max(-(own if device.type == "cuda" else own // processes.local_world_size))
 
@@ -127,7 +127,7 @@ def reshard(model: nn.Module) -> None:
 
 
 class FullDraws(TorchDispatchMode):
-    """Draws random numbers for whole tensors, of which each process keeps its shard: those of one process."""
+    """Draws random numbers for whole tensors and keeps this process's shard: sharding does not change the weights."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
         draws = (torch.ops.aten.normal_.default, torch.ops.aten.uniform_.default)

@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs: replicas, shards and tensor parallelism."""
+"""The parallel layout of a model over GPUs: replicas, shards and tensor parallelism."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def choose_layout(kind: Kind, gpus: int, per_node: int, tensor: int, n_parameter
     shards = {"replicate": 1, "hybrid": inside, "shard": size}
     need = STATE_BYTES * n_parameters / tensor
     limit = STATE_SHARE * memory
-    why = "it was asked for"
+    why = "set explicitly"
     if kind == "auto":
         order: list[Kind] = ["replicate", "hybrid"] if 1 < inside < size else ["replicate"]
         kind = next((name for name in order if need / shards[name] <= limit), "shard")

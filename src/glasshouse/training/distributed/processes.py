@@ -1,4 +1,4 @@
-"""The processes of a run: how they meet, which one this is, and their collectives; one process is the plain case."""
+"""The process group of a run: rendezvous, ranks and collectives; a single process needs none."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from glasshouse.config import Settings, require
 from glasshouse.errors import ConfigError
 
 T = TypeVar("T")
-CONNECT = timedelta(seconds=60)  # all processes are there by then
-PATIENCE = timedelta(days=7)  # that other processes wait while the first prepares data or evaluates
+CONNECT = timedelta(seconds=60)  # for all processes to connect
+PATIENCE = timedelta(days=7)  # timeout while rank 0 prepares data or evaluates
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Processes:
     rank: int = 0
     world_size: int = 1
     local_world_size: int = 1  # processes on this node
-    tensor: int = 1  # neighbours that share every batch: tensor parallelism
+    tensor: int = 1  # size of a tensor-parallel group: neighbouring ranks that share every batch
     is_parallel: bool = False  # whether there is a process group: a model is then sharded, even over one process
     _patient: dist.ProcessGroup | None = field(default=None, repr=False)  # over the CPU, for waits without a limit
 
@@ -132,7 +132,7 @@ class Processes:
             self.wait()
 
     def seed_step(self, seed: int, step: int) -> None:
-        """Seed the dropout of a step, by its number and the share of the batch; one process goes on as it was.
+        """Seed the dropout of a step, by its number and the share of the batch; a single process is not reseeded.
 
         A resumed run so draws what an uninterrupted one does, as long as the number of processes is the same.
         """
@@ -141,7 +141,7 @@ class Processes:
 
 
 def is_main_process() -> bool:
-    """Whether this is the first of the processes that torchrun started, or one that was started alone.
+    """Whether this is rank 0, or a process that was started without torchrun.
 
     >>> is_main_process()
     True
@@ -153,7 +153,7 @@ def is_main_process() -> bool:
 def join_processes(choice: Parallel, device: torch.device) -> Iterator[tuple[Processes, torch.device]]:
     """Join the processes that torchrun started; yield them and the device of this one.
 
-    A process that was started alone, or by torchrun with nobody else and nothing to shard, needs no group.
+    A process started without torchrun, or as its only one and with nothing to shard, needs no group.
     """
     world_size = int(os.environ["WORLD_SIZE"]) if "RANK" in os.environ and "WORLD_SIZE" in os.environ else 0
     if world_size == 0 or (world_size == 1 and choice.kind == "auto"):
@@ -179,7 +179,7 @@ def join_processes(choice: Parallel, device: torch.device) -> Iterator[tuple[Pro
 
 
 def _patient_group() -> dist.ProcessGroup:
-    """Return a group over the CPU that connects at once or not at all, and then waits for days."""
+    """Return a gloo group that must connect within `CONNECT`, and whose collectives may wait for days."""
     group = dist.new_group(backend="gloo", timeout=CONNECT)
     dist.distributed_c10d._set_pg_timeout(PATIENCE, group)
     return group
@@ -198,7 +198,7 @@ LIMIT = timedelta(minutes=30)  # for all processes to start
 
 
 def init_arguments() -> dict[str, Any]:
-    """Return what `dist.init_process_group` needs to meet the processes of the same attempt."""
+    """Return the arguments of `dist.init_process_group` for a rendezvous with the same restart attempt only."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return {}
     store, rank, world_size = next(rendezvous("env://", timeout=LIMIT))
@@ -208,8 +208,8 @@ def init_arguments() -> dict[str, Any]:
 def attempt_store(store: Store, rank: int, world_size: int) -> Store:
     """Return a view of a store that is empty at first, and the same for all processes that call this now.
 
-    Every process shows a new token; the first answers each with its own, until all have seen it. Tokens of earlier
-    attempts are answered, too, and nobody reads that.
+    Every rank publishes a new token; rank 0 answers each with its own, until all have seen it. Tokens of earlier
+    attempts are answered, too, but these answers are never read.
 
     >>> from torch.distributed import HashStore
     >>> store = HashStore()

@@ -34,7 +34,7 @@ class MicroBatch:
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """What a run will take; bytes, seconds and FLOPs, per GPU where not said otherwise."""
+    """The cost of a run in bytes, seconds and FLOPs, per GPU unless noted otherwise."""
 
     gpu: Gpu
     layout: Layout

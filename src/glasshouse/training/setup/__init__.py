@@ -1,1 +1,1 @@
-"""What a run trains with, made from its settings: datasets, model, and the caller's own objects."""
+"""Builds a run from its settings: datasets, model, trainer, and custom objects passed by the caller."""

@@ -1,4 +1,4 @@
-"""Objects that a caller passes to `train` in place of settings: objective, optimizer, dataset."""
+"""Custom objects passed to `train` in place of settings: an objective or loss function, an optimizer, a dataset."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Custom:
 
     @property
     def names(self) -> dict[str, str]:
-        """What was brought that changes the result, by name: a resumed run must bring the same.
+        """The qualified name of each custom object, by argument; they must be the same on resume.
 
         >>> from glasshouse.objectives import CausalLM
         >>> Custom(objective=CausalLM()).names
@@ -123,7 +123,7 @@ def _takes(function: Callable[..., object], count: int) -> bool:
         inspect.signature(function).bind(*range(count))
     except TypeError:
         return False
-    except ValueError:  # one of C has no signature: its call will say
+    except ValueError:  # a C function without a signature: the call itself will raise
         return True
     return True
 
@@ -133,7 +133,7 @@ def _qualified(value: object) -> str:
     return f"{named.__module__}.{named.__qualname__}"
 
 
-SAMPLED = 64  # samples whose lengths and contents stand for all
+SAMPLED = 64  # samples read for the mean length and the fingerprint
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class CustomDatasets:
 
     @property
     def fingerprint(self) -> str:
-        """The number of samples and a hash of the first: a resumed run must be given the same."""
+        """The number of samples and a hash of the first ones; it must be the same on resume."""
         digest = hashlib.sha256()
         batch = self.train.batch(range(self._sampled))
         for field in fields(batch):
@@ -160,7 +160,7 @@ class CustomDatasets:
         return min(SAMPLED, size_of(self.train) or SAMPLED)
 
     def limit(self, s: Spec) -> None:
-        """Have ids and labels checked against the model, which was not known when the dataset was given."""
+        """Set the upper bounds of ids and labels, known once there is a spec, that batches are checked for."""
         n_classes = getattr(s.head, "n_labels", s.vocab_size)
         for one in (self.train, self.validation):
             if isinstance(one, MapDataset | StreamDataset):
@@ -181,7 +181,7 @@ class CustomDatasets:
 
 
 def size_of(samples: Dataset) -> int | None:
-    """Return the number of samples in an epoch; None for a stream that does not say."""
+    """Return the number of samples in an epoch; None for a stream of unknown length."""
     return samples.size if isinstance(samples, StreamDataset) else len(samples)
 
 
@@ -223,7 +223,7 @@ def custom_datasets(dataset: Any, run: Run, known: Tokenizer | None) -> CustomDa
 
 
 def describe_tokens(datasets: AnyDatasets) -> str:
-    """Return how much there is to train and to validate on."""
+    """Describe the sizes of the training and the validation set."""
     if isinstance(datasets, CustomDatasets):
         size = size_of(datasets.train)
         samples = "a stream of samples" if size is None else f"{size:,} samples"

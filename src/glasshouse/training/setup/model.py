@@ -95,7 +95,7 @@ def _make_or_fit(resolved: Resolved, datasets: AnyDatasets, device: torch.device
 
 
 def _make_for_ids(run: Run, tok: Tokenizer | None, device: torch.device) -> Model:
-    """Build a new model for a dataset of ids; the settings alone say what it is, but for a tokenizer's size."""
+    """Build a new model for a dataset of ids; its spec is that of the settings, with the size of a tokenizer."""
     known = {"max_len": run.data.seq_len} | ({} if tok is None else {"vocab_size": len(tok)})
     return make_model(parse_spec(run.model.to_dict(), known), tok, device)
 

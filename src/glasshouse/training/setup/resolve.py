@@ -1,6 +1,6 @@
 """The settings of a run, resolved: device, precision, objective, base model, tokenizer and kind of data.
 
-All of it is decided here, once, before the folder is claimed and the data are prepared; later stages only read it.
+All of it is decided here, once, before the folder is locked and the data are prepared; later stages only read it.
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ def model_kinds(table: JsonDict) -> tuple[object, object]:
 
 
 def check_new_model(run: Run) -> None:
-    """Raise the errors of a new model's settings that no data can mend, before hours of preparing them.
+    """Raise the errors of a new model's settings that no data can fix, before hours of preparing them.
 
     >>> check_new_model(Run.load("stdlib", "model.d_model=64"))
     Traceback (most recent call last):
