@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 from collections import Counter
 from pathlib import Path
 
 import call_path
 import pytest
+import source
 import structure
 import torch
 from call_path import Call, CallPath
@@ -125,3 +127,14 @@ def test_nothing_is_written_twice() -> None:
             here = f"{path.relative_to(ROOT)}:{code[start][0]}"
             assert window not in found, f"{here} repeats {found[window]}:\n" + "\n".join(window)
             found[window] = here
+
+
+def test_no_constant_is_set_twice() -> None:
+    """The second would replace the first where both are read, as when two files become one."""
+    for path in ROOT.rglob("*.py"):
+        targets = (
+            target for node in source.parse(path).body if isinstance(node, ast.Assign) for target in node.targets
+        )
+        names = Counter(name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+        twice = [name for name, times in names.items() if times > 1]
+        assert not twice, f"{path} sets {twice[0]} {names[twice[0]]} times"

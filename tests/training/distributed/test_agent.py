@@ -25,7 +25,7 @@ def started_by_an_agent(ignores: bool, connection: Connection) -> None:
     if os.fork():
         os.read(readable, 1)
         os._exit(0)
-    agent.POLL_SECONDS, agent.GRACE_SECONDS = 0.01, 0.1 if ignores else processes.SECONDS
+    agent.AGENT_POLL_SECONDS, agent.GRACE_SECONDS = 0.01, 0.1 if ignores else processes.SECONDS
     os.environ["TORCHELASTIC_RUN_ID"] = "none"
     with Signals() as signals, agent.watch_agent():
         if ignores:

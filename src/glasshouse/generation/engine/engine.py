@@ -201,6 +201,9 @@ class Engine:
         prompt, source = split_source(
             list(ids), self.spec, self._rules, target_prefix, max_len=self.max_len, source_len=self.source_len
         )
+        constraint = None
+        if options.constraint is not None:
+            constraint = options.constraint.start(self.spec.vocab_size, end_ids)
         request = Request(
             prompt,
             options,
@@ -212,7 +215,7 @@ class Engine:
             keep_tree=keep_tree,
             recording=RequestRecording(self._sites, len(source)) if self._sites else None,
             namespace=steered_namespace(namespace, options),
-            constraint=options.constraint and options.constraint.start(self.spec.vocab_size, end_ids),
+            constraint=constraint,
         )
         if options.beams > 1:
             search = make_beam_search(request, self.spec.vocab_size)  # raises for settings that cannot be searched

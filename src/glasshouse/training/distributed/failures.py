@@ -80,7 +80,7 @@ def _explain(processes: Processes) -> Exception:
     )
 
 
-POLL_SECONDS = 1.0
+AGENT_POLL_SECONDS = 1.0
 GRACE_SECONDS = 600.0  # for the current step and its checkpoint
 
 
@@ -98,7 +98,7 @@ def watch_agent() -> Iterator[None]:
 
     def watch() -> None:
         while os.getppid() == agent:
-            if ended.wait(POLL_SECONDS):
+            if ended.wait(AGENT_POLL_SECONDS):
                 return
         os.kill(os.getpid(), signal.SIGTERM)
         if not ended.wait(GRACE_SECONDS):
