@@ -9,6 +9,8 @@ from conftest import Trained, Visit, settle
 from examples import first_of
 from playwright.sync_api import Page, expect
 
+import glasshouse as gh
+
 HIGHEST = 230  # pixels above a view at 1366 x 768
 LONG = "the cat sat on the mat and the bird sang. " * 12
 TEXTS = {"decoder": LONG, "encoder": LONG[:83], "pair": "one five two " * 5, "run_folder": LONG}
@@ -156,3 +158,15 @@ def test_the_open_tab_is_in_view(run_folder: Path, visit: Visit) -> None:
         assert tab is not None
         assert tab["x"] >= 0
         assert tab["x"] + tab["width"] <= width
+
+
+def test_the_header_says_how_far_a_checkpoint_is_trained(run_folder: Path, visit: Visit) -> None:
+    steps = gh.Run.load(run_folder).train.steps
+    page = visit(run_folder, checkpoint="step 0")
+    expect(page.get_by_test_id("stage")).to_have_text(f"step 0 of {steps}, untrained")
+    later = next(one for one in gh.training.list_checkpoints(run_folder) if one.step)
+    early = ", early in training" if later.step < 0.1 * (steps or 0) else ""
+    page = visit(run_folder, checkpoint=later.name)
+    expect(page.get_by_test_id("stage")).to_have_text(f"step {later.step} of {steps}{early}")
+    page = visit(run_folder)
+    expect(page.get_by_test_id("stage")).to_have_text("")  # the final model

@@ -46,6 +46,7 @@ def model_info(traces: TraceCache, params: ModelInfo) -> JsonDict:
         "tokenizer": None if loaded.tok is None else repr(loaded.tok),
         "has_merges": loaded.tok is not None and bool(loaded.tok.merge_ranks),
         "checkpoints": loader.checkpoints(),
+        "planned_steps": loader.planned_steps(),
         "folders": {name: str(loader.folder(name)) for name in loader.checkpoints() or [""]},
         "in_memory": loader.in_memory,
         "run": loader.run is not None,

@@ -21,6 +21,7 @@ from glasshouse.training import is_run
 from glasshouse.training.checkpoint.folder import SAMPLES
 from glasshouse.training.checkpoint.store import list_checkpoints
 from glasshouse.training.logging.journal import Journal
+from glasshouse.training.run import Run
 
 EXAMPLE = "When Mary and John went to the store, John gave a drink to"
 NUMBERS = "3 1 4 1 5 9 2 6 3 1 4 1 5"  # example without a tokenizer
@@ -137,6 +138,11 @@ class ModelLoader:
     def checkpoints(self) -> list[str]:
         """Return the names of the checkpoints of a run, the earliest first; empty without a run."""
         return [] if self.run is None else [one.name for one in list_checkpoints(self.run)]
+
+    def planned_steps(self) -> int | None:
+        """Return the steps that the run was started for; None without a run, or where epochs decide."""
+        train = None if self.run is None else Run.load(self.run).train
+        return None if train is None or train.epochs is not None else train.planned(0, 1)[0]
 
     def example(self) -> str:
         """Return a default prompt: that of a bundled model, the first sample prompt of the run, or an example."""

@@ -65,6 +65,7 @@ interface Model {
   tokenizer: string | null;
   has_merges: boolean;
   checkpoints: string[];
+  planned_steps: number | null;
   folders: Record<string, string>;
   in_memory: boolean;
   run: boolean;
@@ -139,6 +140,7 @@ interface PageState {
   seq2seq_beams?: number;
   seq2seq_length_penalty?: number;
   seq2seq_pruned?: number;
+  seq2seq_moment?: string;
   seq2seq_scope?: string;
   walkthrough_all?: number;
   walkthrough_card?: string;

@@ -4,7 +4,22 @@ import { request, isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 import { slider } from "glasshouse/widgets.js";
 
+const EARLY = 0.1; // of the planned steps
 const OFTEN = 5000; // milliseconds between polls for new checkpoints
+
+/**
+ * How far the training of a checkpoint has come, in words; "" for a model that is finished, or of no run.
+ * @param {string} checkpoint
+ * @param {number | null} planned
+ * @returns {string}
+ */
+export function stageOf(checkpoint, planned) {
+  const step = /^step (\d+)$/.exec(checkpoint)?.[1];
+  if (step === undefined) return "";
+  const progress = planned === null ? `step ${step}` : `step ${step} of ${planned}`;
+  if (step === "0") return `${progress}, untrained`;
+  return planned !== null && Number(step) < EARLY * planned ? `${progress}, early in training` : progress;
+}
 
 export class CheckpointPicker {
   /** @param {Page} page */
@@ -23,13 +38,10 @@ export class CheckpointPicker {
       data: { testid: "compare-with" },
       on: { change: () => page.state.set({ compare_with: this.compareWith.value }) },
     });
-    this.node = h(
-      "section",
-      { class: "checkpoint-picker", "aria-label": "checkpoints" },
-      this.slider,
-      this.compareWith,
-    );
-    this.node.hidden = page.model.checkpoints.length < 2;
+    this.choices = h("span", { class: "choices" }, this.slider, this.compareWith);
+    this.stage = h("span", { class: "stage", role: "status", data: { testid: "stage" } });
+    this.node = h("section", { class: "checkpoint-picker", "aria-label": "checkpoints" }, this.stage, this.choices);
+    this.node.hidden = true; // until it is drawn
     if (page.model.run && !isSaved) setInterval(() => this.look(), OFTEN);
   }
 
@@ -45,7 +57,10 @@ export class CheckpointPicker {
 
   draw() {
     const { model, state } = this.page;
-    this.node.hidden = model.checkpoints.length < 2;
+    this.choices.hidden = model.checkpoints.length < 2;
+    const stage = stageOf(this.page.checkpoints()[0], model.planned_steps);
+    put(this.stage, stage);
+    this.node.hidden = this.choices.hidden && !stage;
     const at = model.checkpoints.indexOf(state.values.checkpoint);
     this.slider.limit(Math.max(0, model.checkpoints.length - 1));
     this.slider.show(at < 0 ? model.checkpoints.length - 1 : at);
