@@ -226,3 +226,21 @@ def test_it_fits(pair: Trained, visit: Visit, picture: Callable[[Page, str], Pat
     page = visit(pair, view="seq2seq", text=SOURCE, width=width, dark=dark)
     picture(page, f"seq2seq-{width}{'-dark' if dark else ''}")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_target_position_stands_for_the_token_written_there(pair: Trained, visit: Visit) -> None:
+    """At a position the model reads one token and writes the next; both are named, and either can be shown."""
+    page = visit(pair, view="seq2seq", text=SOURCE)
+    words = [one.inner_text() for one in page.locator("[data-testid=strip-target] .token").all()]
+    assert len(words) > 2
+    shown = page.get_by_test_id("target-token-0")
+    expect(shown).to_have_text(words[1])
+    expect(shown).to_have_attribute("aria-label", f"target position 0: at “{words[0]}”, writing “{words[1]}”")
+    last = page.get_by_test_id(f"target-token-{len(words) - 1}")
+    expect(last).to_have_attribute("title", f"at “{words[-1]}”, writing the next token")
+    before = matrix(page)
+    page.get_by_role("radio", name="when it was read").click()
+    settle(page)
+    expect(shown).to_have_text(words[0])
+    assert state(page)["seq2seq_moment"] == "reading"
+    assert torch.equal(matrix(page), before)  # of the same positions

@@ -187,6 +187,6 @@ VIEW = View(
     title="Source and target",
     endpoints={"cross_attention": Endpoint(CrossAttention, cross_attention), "beams": Endpoint(Beams, beams)},
     initial_requests=initial_requests,
-    state_keys=("beams", "length_penalty", "pruned", "scope"),
+    state_keys=("beams", "length_penalty", "moment", "pruned", "scope"),
     applies=lambda loader: isinstance(loader.get("").model, Seq2Seq),
 )

@@ -4,7 +4,7 @@ import { h, put, s } from "glasshouse/dom.js";
 import { percent, plural } from "glasshouse/number.js";
 import { bars, choice, panel, token } from "glasshouse/widgets.js";
 import { row, decodeTensor } from "glasshouse/tensor.js";
-import { selection } from "glasshouse/views/seq2seq/selection.js";
+import { moment, selection, shownToken } from "glasshouse/views/seq2seq/selection.js";
 import { matrix } from "glasshouse/views/seq2seq/matrix.js";
 
 const SIDES = /** @type {("source" | "target")[]} */ (["source", "target"]);
@@ -24,6 +24,7 @@ export function crossAttention(context) {
   let from = { source: 0, target: 0 };
   /** @type {Map<number, HTMLElement>} */
   const shares = new Map(); // of the source tokens, by position
+  let wasWriting = true;
   /** @type {number | null} */
   let passing = null; // the target token under the pointer or with the focus
   const of = choice(
@@ -34,6 +35,14 @@ export function crossAttention(context) {
       ["all", "mean of all layers"],
     ],
     (value) => context.set({ seq2seq_scope: value }),
+  );
+  const when = choice(
+    "target token",
+    [
+      ["writing", "when it was written"],
+      ["reading", "when it was read"],
+    ],
+    (value) => context.set({ seq2seq_moment: value === "writing" ? undefined : value }),
   );
   const what = h("span", { class: "quiet", data: { testid: "seq2seq-scope" } });
   const rows = {
@@ -48,8 +57,9 @@ export function crossAttention(context) {
   const table = matrix(context);
   const node = panel(
     "Cross-attention",
-    "Attention of each target token to the source tokens; line width is the weight. Point at or click a target token to see its weights.",
+    "Where the model looked in the source when it wrote each target token, or when it read it; line width is the weight. Point at or click a target token to see its weights.",
     h("div", { class: "controls" }, of, what),
+    h("div", { class: "controls" }, h("span", { class: "name" }, "target token"), when),
     drawing,
     h("div", { class: "controls" }, pagers.source.node, pagers.target.node),
     h("div", { class: "columns" }, h("div", { class: "al-part" }, listed, list), table.node),
@@ -84,8 +94,9 @@ export function crossAttention(context) {
       const some = context.tokens[side].slice(from[side], from[side] + WINDOW);
       put(
         rows[side],
-        some.map((one, i) => {
+        some.map((given, i) => {
           const at = from[side] + i;
+          const one = side === "target" ? shownToken(context, at) : given;
           const pass =
             side === "target"
               ? {
@@ -100,7 +111,9 @@ export function crossAttention(context) {
             type: "button",
             class: "al-token",
             data: { place: at, testid: `${side}-token-${at}` },
-            "aria-label": `${side} token ${at}: ${one.text}`,
+            "aria-label":
+              side === "target" ? `target position ${at}: ${moment(context, at)}` : `source token ${at}: ${one.text}`,
+            title: side === "target" ? moment(context, at) : undefined,
             on: {
               ...pass,
               click: () => context.set(side === "source" ? { key: at } : { token: at }),
@@ -238,26 +251,25 @@ export function crossAttention(context) {
    * @param {Float32Array} own
    */
   function drawList(at, own) {
-    put(listed, "Weights of ", token(context.tokens.target[at]), ` (target token ${at})`);
+    put(listed, `Weights ${moment(context, at)} (target position ${at})`);
     const { source } = selection(context);
     const order = Array.from(own, (value, i) => [value, from.source + i])
       .sort((a, b) => b[0] - a[0])
       .slice(0, LISTED)
       .sort((a, b) => a[1] - b[1]);
-    const most = Math.max(1e-9, ...own);
     put(
       list,
       bars(
         order.map(([value, place]) => ({
           name: token(context.tokens.source[place]),
-          share: value / most,
+          share: value,
           value,
           text: percent(value),
           title: `source token ${place}`,
           data: { place },
           class: place === source ? "al-key" : "",
         })),
-        { label: `weights of target token ${at}` },
+        { label: `weights of target token ${at}`, full: "100%" },
       ),
       own.length > LISTED || own.length < context.tokens.source.length
         ? h(
@@ -274,8 +286,11 @@ export function crossAttention(context) {
   return {
     node,
     async draw(changed) {
-      const { of: which, layer, head, target, source } = selection(context);
+      const { of: which, writing, layer, head, target, source } = selection(context);
       of.show(which);
+      const isTurned = writing !== wasWriting;
+      wasWriting = writing;
+      when.show(writing ? "writing" : "reading");
       put(
         what,
         {
@@ -294,6 +309,7 @@ export function crossAttention(context) {
       const told = await context.request("cross_attention", body);
       weights = decodeTensor(told.weights);
       if (
+        isTurned ||
         changed.has("tokens") ||
         !rows.target.children.length ||
         old.source !== from.source ||

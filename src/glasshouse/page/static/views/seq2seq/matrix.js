@@ -4,7 +4,7 @@ import { ink, onTheme, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { percent } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
-import { selection } from "glasshouse/views/seq2seq/selection.js";
+import { moment, selection, shownToken } from "glasshouse/views/seq2seq/selection.js";
 
 const NUMBERED = 14; // columns up to which each cell says its number
 
@@ -28,7 +28,7 @@ export function matrix(context) {
     const isNumbered = wide <= NUMBERED;
     const most = Math.max(1e-9, ...shown.data);
     const source = context.tokens.source.slice(from.source, from.source + wide);
-    const target = context.tokens.target.slice(from.target, from.target + high);
+    const target = Array.from({ length: high }, (_, t) => shownToken(context, from.target + t));
     const isShown =
       selected >= from.target && selected < from.target + high && key >= from.source && key < from.source + wide;
     /** @type {(t: number, k: number) => HTMLElement} */
@@ -44,8 +44,8 @@ export function matrix(context) {
           tabindex: on || (t === 0 && k === 0 && !isShown) ? "0" : "-1",
           class: on ? "on" : "",
           style,
-          "aria-label": `${target[t].text} attends to ${source[k].text}: ${percent(value)}`,
-          title: `${target[t].text} → ${source[k].text}: ${percent(value)}`,
+          "aria-label": `${moment(context, y)}, to ${source[k].text}: ${percent(value)}`,
+          title: `${moment(context, y)} → ${source[k].text}: ${percent(value)}`,
           data: { t: y, k: x, value, testid: `weight-${y}-${x}` },
         },
         isNumbered ? (value * 100).toFixed(0) : "",
