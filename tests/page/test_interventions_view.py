@@ -235,6 +235,14 @@ def test_ablation_sweep(kind: str, request: pytest.FixtureRequest, visit: Visit,
                 assert shown[f"{prefix}{site}.{layer}[head={head}]"] == near(float(growth[layer, head]))
     growth = ablation_effects(model, *given, component="feedforward").metric_increase[:, 0]
     assert [shown[f"{stack}ffn_out.{layer}"] for layer in range(2)] == [near(one) for one in growth.tolist()]
+    colours = dict(
+        page.eval_on_selector_all(".parts .part", "all => all.map(one => [one.dataset.site, one.style.background])")
+    )
+    most = max(shown, key=lambda site: abs(shown[site]))
+    apart = [site for site in shown if abs(shown[site]) < abs(shown[most]) / 2]
+    assert apart
+    assert all(colours[site] != colours[most] for site in apart)  # one that is far stronger looks it
+    expect(page.locator(".legend").first).to_contain_text("increases when ablated:")
     picture(page, f"interventions-sweep-{kind}")
     press(page, f"{stack}z.0[head=0]")  # what was found stays beside a change
     expect(page.locator(f".part[data-site='{stack}z.0[head=1]']")).to_have_attribute(

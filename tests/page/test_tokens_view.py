@@ -310,3 +310,17 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
     exec(page.locator(".python code").text_content() or "", names)
     for token, probability in candidates(page).items():
         assert probability == pytest.approx(float(names["probabilities"][token]), rel=1e-4, abs=1e-7)
+
+
+def test_a_full_bar_is_a_probability_of_one(decoder: Trained, visit: Visit) -> None:
+    """An untrained model's best token, of one percent, must not look like certainty."""
+    page = visit(decoder, view="tokens", text="one two")
+    expect(page.locator(".full-bar").first).to_have_text("full bar: 100%")
+    widths = page.locator(".bar").evaluate_all(
+        """all => all.map((one) => [
+          one.querySelector(".filled").getBoundingClientRect().width / one.querySelector(".track").clientWidth,
+          Number(one.querySelector(".figure").dataset.value)])"""
+    )
+    assert len(widths) > 3
+    for width, probability in widths:
+        assert width == pytest.approx(probability, abs=0.01)

@@ -178,11 +178,12 @@ export function choice(label, options, onchange) {
 /**
  * Horizontal bars: rows of {name (a node or text), share (0 to 1), second (0 to 1), value, text, title, onclick}.
  * @param {Bar[]} rows
- * @param {{ label: string }} options
+ * `full` is what a bar of the whole width stands for, as text, which is shown below them.
+ * @param {{ label: string, full: string }} options
  * @returns {HTMLElement}
  */
-export function bars(rows, { label }) {
-  return h(
+export function bars(rows, { label, full }) {
+  const list = h(
     "div",
     { class: "bars", role: "list", "aria-label": label },
     rows.map((row) => {
@@ -205,6 +206,7 @@ export function bars(rows, { label }) {
       return h("div", { role: "listitem", class: row.class ?? "", data: row.data ?? {} }, inner);
     }),
   );
+  return h("div", {}, list, h("p", { class: "quiet full-bar" }, `full bar: ${full}`));
 }
 
 /**

@@ -33,7 +33,6 @@ export function row(selection) {
       const found = await selection.requestQueryKey();
       put(title, "Weights of query ", token(queries[query], { class: "selected" }), ` (token ${query})`);
       bits.draw(found);
-      const most = found.top[0]?.weight || 1;
       put(
         top,
         h(
@@ -49,7 +48,7 @@ export function row(selection) {
               token(keys[one.key], { class: one.key === key ? "compared" : "" }),
               h("span", { class: "quiet" }, ` ${one.key}`),
             ],
-            share: one.weight / most,
+            share: one.weight,
             value: one.weight,
             text: short(one.weight),
             title: `score ${short(one.score)}`,
@@ -57,7 +56,7 @@ export function row(selection) {
             class: one.key === key ? "chosen" : "",
             onclick: () => selection.choose({ key: one.key }),
           })),
-          { label: "largest weights" },
+          { label: "largest weights", full: "a weight of 1" },
         ),
       );
     },

@@ -27,7 +27,6 @@ export function candidates(context, answer, place, branch) {
     return h("div", { class: "drawn", data: { testid: "drawn" } }, placeholder("This token was given, not drawn."));
   const rows = drawn.candidates.map(([id, probability, logprob]) => ({ id, probability, logprob }));
   if (!rows.some((row) => row.id === drawn.id)) rows.push(drawn);
-  const top = Math.max(...rows.map((row) => Math.max(row.probability, Math.exp(row.logprob))));
   const rest = 1 - rows.reduce((sum, row) => sum + row.probability, 0);
   const isPlain = rows.every((row) => Math.abs(row.probability - Math.exp(row.logprob)) < 1e-4);
   const list = bars(
@@ -37,8 +36,8 @@ export function candidates(context, answer, place, branch) {
       const canBranch = branch && !ends && row.id !== one.id;
       return {
         name: token(info),
-        share: row.probability / top,
-        second: isPlain ? undefined : Math.exp(row.logprob) / top,
+        share: row.probability,
+        second: isPlain ? undefined : Math.exp(row.logprob),
         value: row.probability,
         text: percent(row.probability),
         title: `${info.text}: drawn with ${percent(row.probability)}, the model’s own probability ${percent(Math.exp(row.logprob))}${ends ? "; it ends the answer" : canBranch ? "; continue with it" : ""}`,
@@ -47,7 +46,7 @@ export function candidates(context, answer, place, branch) {
         onclick: canBranch ? () => branch(row.id) : undefined,
       };
     }),
-    { label: "candidates" },
+    { label: "candidates", full: "100%" },
   );
   const settings = [
     `temperature ${short(opened.settings.temperature)}`,

@@ -95,17 +95,21 @@ function odds(first, second, at) {
     "div",
     { class: "columns" },
     sides.map(({ answer, drawn }) => {
-      const top = drawn.candidates[0]?.[1] || 1;
       const best = drawn.candidates.slice(0, 5).map(([id, probability]) => ({ id, probability }));
       if (!best.some(({ id }) => id === drawn.id)) best.push(drawn);
       const rows = best.map(({ id, probability }) => ({
         name: token(answer.describe(id)),
-        share: probability / top,
+        share: probability,
         value: probability,
         text: percent(probability),
         class: id === drawn.id ? "drawn-one" : "",
       }));
-      return h("div", {}, h("h3", {}, answer.model.id), bars(rows, { label: `candidates of ${answer.model.id}` }));
+      return h(
+        "div",
+        {},
+        h("h3", {}, answer.model.id),
+        bars(rows, { label: `candidates of ${answer.model.id}`, full: "100%" }),
+      );
     }),
   );
 }
@@ -152,7 +156,7 @@ function differences(a, b, found) {
           value,
           text: short(value),
         })),
-        { label: "distance of the residual streams" },
+        { label: "distance of the residual streams", full: `${short(top)}, the largest` },
       ),
     );
   };

@@ -9,6 +9,7 @@ import { named } from "glasshouse/views/interventions/site.js";
 import { chunks, sweep } from "glasshouse/views/interventions/sweep.js";
 
 const FIRST = 0.5; // initial scale factor
+const SHADES = [0.25, 0.5, 0.75, 1]; // of the legend; a colour is the square root of its number
 
 /**
  * The stacks of a model and their components.
@@ -212,13 +213,11 @@ export function ablation(context, changes) {
   }
 
   function colour() {
-    const values = swept
-      ? [...swept.values.values()]
-          .filter(isNumber)
-          .map(Math.abs)
-          .sort((a, b) => a - b)
-      : [];
-    const most = values[Math.floor(0.9 * (values.length - 1))] || values.at(-1) || 1; // a single dominant component would make all others pale
+    const values = swept ? [...swept.values.values()].filter(isNumber) : [];
+    const most = Math.max(...values.map(Math.abs), 0) || 1;
+    // The square root, as a single dominant component would make all others pale.
+    /** @type {(value: number) => number} */
+    const share = (value) => Math.sign(value) * Math.sqrt(Math.abs(value) / most);
     const edits = new Map(context.state.edits.map((one) => [one.site, one]));
     const { layer, head } = context.state;
     for (const [site, { button, at, name }] of cells) {
@@ -231,7 +230,7 @@ export function ablation(context, changes) {
         state,
         value,
         text,
-        share: (value ?? 0) / most,
+        share: share(value ?? 0),
       });
       button.classList.toggle("chosen", at.layer === layer && at.head === head);
     }
@@ -241,8 +240,18 @@ export function ablation(context, changes) {
       h("span", {}, h("i", { class: "part-edited" }), "edited"),
       swept?.values.size
         ? [
-            h("span", {}, h("i", { style: { background: balance(1) } }), words.helps),
-            h("span", {}, h("i", { style: { background: balance(-1) } }), words.hinders),
+            h("span", {}, `${words.helps}:`),
+            SHADES.map((one) =>
+              h("span", {}, h("i", { style: { background: balance(one) } }), words.figure(one * one * most)),
+            ),
+            values.some((value) => value < 0)
+              ? h(
+                  "span",
+                  {},
+                  h("i", { style: { background: balance(share(Math.min(...values))) } }),
+                  `${words.hinders}, by ${words.figure(Math.min(...values))} at most`,
+                )
+              : null,
           ]
         : null,
     );

@@ -24,6 +24,7 @@ export function predictions(context) {
     { class: "legend" },
     h("span", {}, h("i", { class: "twin-before" }), "before"),
     h("span", {}, h("i", { class: "twin-after" }), "after"),
+    h("span", {}, "full bar: 100%"),
   );
   const nothing = () =>
     placeholder(`${context.headSentence}, so it predicts no tokens: see the change in its final hidden states.`);
@@ -42,9 +43,8 @@ export function predictions(context) {
         position: context.token,
         show: SHOWN,
       });
-      const top = Math.max(...candidates.map((one) => Math.max(one.before, one.after)));
       /** @type {(kind: string, value: number) => HTMLElement} */
-      const bar = (kind, value) => h("i", { class: `twin-${kind}`, style: { width: `${(100 * value) / top}%` } });
+      const bar = (kind, value) => h("i", { class: `twin-${kind}`, style: { width: `${100 * value}%` } });
       const order = [...candidates]
         .sort((a, b) => Math.max(b.before, b.after) - Math.max(a.before, a.after))
         .slice(0, SHOWN + 2);

@@ -35,7 +35,12 @@ function bars(piece) {
     share: Math.abs(value) / most,
     text: number(value),
   }));
-  return h("figure", { class: "piece" }, h("figcaption", {}, piece.title), barRows(rows, { label: piece.title }));
+  return h(
+    "figure",
+    { class: "piece" },
+    h("figcaption", {}, piece.title),
+    barRows(rows, { label: piece.title, full: number(most) }),
+  );
 }
 
 /**

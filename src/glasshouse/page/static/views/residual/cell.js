@@ -43,7 +43,7 @@ export function cell(context) {
             class: id === right ? "true" : "",
             data: { id },
           })),
-          { label: "top predictions" },
+          { label: "top predictions", full: "100%" },
         ),
       );
       const [entropy, rank, loss] = [found.entropy, found.rank, found.loss].map((one) => decodeTensor(one).data[0]);

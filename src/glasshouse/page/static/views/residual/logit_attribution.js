@@ -116,7 +116,7 @@ export function logitAttribution(context) {
             onclick: one.layer === undefined ? undefined : () => choose(context, one),
             data: { part: one.name },
           })),
-          { label: "largest contributions" },
+          { label: "largest contributions", full: `${short(most)}, the largest` },
         ),
       );
     },

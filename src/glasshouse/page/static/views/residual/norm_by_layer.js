@@ -37,7 +37,10 @@ export function normByLayer(context) {
         onclick: () => select(context, place, layer),
         data: { row: layer },
       }));
-      put(list, bars(rows.reverse(), { label: "residual norm after each layer" }));
+      put(
+        list,
+        bars(rows.reverse(), { label: "residual norm after each layer", full: `${short(most)}, the largest norm` }),
+      );
     },
   };
 }

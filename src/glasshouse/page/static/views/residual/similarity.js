@@ -44,7 +44,7 @@ export function similarity(context) {
             onclick: () => select(context, one.position),
             data: { place: one.position },
           })),
-          { label: "most similar positions" },
+          { label: "most similar positions", full: "a cosine of 1" },
         ),
       );
     },

@@ -111,16 +111,13 @@ function nextToken(context) {
       }
       const found = await context.request("next", body);
       const plain = !model.generates || (temperature === 1 && !topK && topP >= 1);
-      const top = Math.max(
-        ...found.candidates.map((one) => Math.max(one.probability, plain ? 0 : one.sampling_probability)),
-      );
       put(
         list,
         bars(
           found.candidates.map((one) => ({
             name: model.predicts_tokens ? token(one) : one.text,
-            share: (plain ? one.probability : one.sampling_probability) / top,
-            second: plain ? undefined : one.probability / top,
+            share: plain ? one.probability : one.sampling_probability,
+            second: plain ? undefined : one.probability,
             value: one.probability,
             text: percent(plain ? one.probability : one.sampling_probability),
             title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, sampled with ${percent(one.sampling_probability)}`}`,
@@ -128,7 +125,7 @@ function nextToken(context) {
             data: { id: one.id, sampling: one.sampling_probability, logit: one.logit },
             onclick: model.generates ? () => branch(context, one.id) : undefined,
           })),
-          { label: title },
+          { label: title, full: "100%" },
         ),
       );
       const nats = `entropy ${short(found.entropy)} nats`;

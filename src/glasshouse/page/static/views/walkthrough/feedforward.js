@@ -56,7 +56,7 @@ export const feedforward = {
               class: y[i] < 0 ? "less" : "",
               data: { neuron: i },
             })),
-            { label: "the strongest neurons" },
+            { label: "the strongest neurons", full: `${short(most)}, the strongest` },
           ),
         ),
         rows(

@@ -129,19 +129,18 @@ export const unembedding = {
  * @returns {Child[]}
  */
 function chances(card, name) {
-  const most = Math.max(...card.top.map((one) => one.probability)) || 1;
   const rest = 1 - card.top.reduce((sum, one) => sum + one.probability, 0);
   return [
     bars(
       card.top.map((one) => ({
         name: name(one),
-        share: one.probability / most,
+        share: one.probability,
         value: one.probability,
         text: percent(one.probability),
         title: `logit ${short(one.logit)}`,
         data: { id: one.id, logit: one.logit },
       })),
-      { label: "most likely" },
+      { label: "most likely", full: "100%" },
     ),
     card.count > card.top.length
       ? h(
