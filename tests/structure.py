@@ -30,9 +30,22 @@ def modules(source: Path) -> dict[str, Path]:
 
 def import_graph(files: Mapping[str, Path]) -> dict[str, set[str]]:
     """Return which modules of the package each imports, also inside functions and for the type checker."""
-    return {
-        name: imports(ast.parse(path.read_text(encoding="utf-8")), files) - {name} for name, path in files.items()
-    }
+    found = {}
+    for name, path in files.items():
+        direct = imports(ast.parse(path.read_text(encoding="utf-8")), files)
+        packages = {parent for one in direct for parent in parents(one) if not name.startswith(f"{parent}.")}
+        found[name] = (direct | packages) - {name}
+    return found
+
+
+def parents(name: str) -> list[str]:
+    """Return the packages of a module, whose `__init__` runs before it does.
+
+    >>> parents("glasshouse.layers.attend.mask")
+    ['glasshouse', 'glasshouse.layers', 'glasshouse.layers.attend']
+    """
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts))]
 
 
 def imports(tree: ast.Module, files: Mapping[str, Path]) -> set[str]:

@@ -4,6 +4,7 @@ Names are imported when first used: the command line shows the help of sampling 
 """
 
 import importlib
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -45,6 +46,9 @@ _EXPORTS = {
 
 
 def __getattr__(name: str) -> object:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module 'glasshouse.generation' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"glasshouse.generation.{_EXPORTS[name]}"), name)
+    if name in _EXPORTS:
+        return getattr(importlib.import_module(f"{__name__}.{_EXPORTS[name]}"), name)
+    if not name.startswith("_"):
+        with suppress(ModuleNotFoundError):
+            return importlib.import_module(f"{__name__}.{name}")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

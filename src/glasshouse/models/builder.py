@@ -64,7 +64,7 @@ def _build_with_own_values(s: spec.Spec) -> Model:
         if _is_unset(weight):
             raise ConfigError(
                 f"{name} has no values; initialize it in the registered module's __init__, as by torch.zeros, or "
-                "make it a glasshouse.layers.linear.linear.Linear, which the spec initializes."
+                "make it a glasshouse.layers.linear.Linear, which the spec initializes."
             )
     return model
 

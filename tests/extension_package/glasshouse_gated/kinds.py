@@ -14,7 +14,7 @@ from glasshouse.inspection import walkthrough
 from glasshouse.layers.attention import Attention, merge_heads, split_heads
 from glasshouse.layers.context import Context
 from glasshouse.layers.flops import FlopCount
-from glasshouse.layers.linear.linear import Linear
+from glasshouse.layers.linear import Linear
 from glasshouse.layers.sublayer import VECTORS, LayerSite
 from glasshouse.objectives import CausalLM, cross_entropy
 from glasshouse.spec import TransformerSpec
