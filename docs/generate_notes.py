@@ -69,6 +69,7 @@ def notes_page() -> str:
 
 def _card(part: notes.Part, one: notes.Statement) -> Iterator[str]:
     yield f"### {one.number}: {one.title}\n"
+    yield f"*{one.why}*\n"
     yield f"{one.says}.\n"
     if one.slip:
         yield f"**A common slip:** {one.slip}\n"

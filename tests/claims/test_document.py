@@ -32,6 +32,14 @@ def test_statements_are_numbered_through() -> None:
     assert len(NUMBERS) == 60
 
 
+@pytest.mark.parametrize("one", STATEMENTS, ids=NUMBERS)
+def test_why_is_one_sentence_that_says_more_than_the_title(one: notes.Statement) -> None:
+    assert re.fullmatch(r"[“A-Z][^.?!]+\.", one.why)
+    assert len(one.why) <= 150
+    assert one.title.casefold() not in one.why.casefold()
+    assert [other.number for other in STATEMENTS if other.why == one.why] == [one.number]
+
+
 def test_named_tests_exist() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)(\*?)`", " ".join(one.shown_by for one in STATEMENTS)))

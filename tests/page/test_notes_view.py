@@ -63,8 +63,8 @@ def test_every_card_is_drawn_and_fits(
     page = visit(bundled, width=width, dark=dark, view="notes", text=TEXT)
     for one in part.statements:
         card = open_card(page, one.number)
-        drawn = card.locator(".piece").count()
-        assert drawn > 0 or (one.number not in FIGURES and card.get_by_test_id("measured").inner_text()), one.number
+        assert card.locator(".figure-box .piece").count() > 0, one.number
+        card.locator(".known").evaluate("(known) => { known.open = true }")
         assert card.evaluate(CUT) == [], one.number
         assert one.title in card.inner_text()
         assert one.code.partition(":")[2] in card.inner_text()
@@ -182,6 +182,37 @@ def test_keys_links_and_examples(bundled: Trained, visit: Visit) -> None:
         said = example.text or notes.EXAMPLES[-2].text
         assert page.get_by_test_id("box-text").input_value() == said
         assert not page.locator(".trouble").filter(visible=True).count()
+
+
+def test_a_card_begins_with_why_and_folds_how_we_know(bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, view="notes", notes_card="A13", text=TEXT)
+    one, card = notes.statement("A13"), page.locator("#card-A13")
+    order = [
+        card.get_by_text(one.why),
+        card.get_by_text(one.says),
+        card.locator(".slider"),
+        card.locator(".figure-box"),
+    ]
+    tops = [float((part.first.bounding_box() or {})["y"]) for part in order]
+    assert tops == sorted(tops)
+    proof = [card.get_by_test_id("measured"), card.get_by_test_id("verdicts"), card.get_by_text("make claims").first]
+    assert not any(part.is_visible() for part in proof)
+    card.get_by_text("How we know").focus()
+    page.keyboard.press("Enter")
+    assert all(part.is_visible() for part in proof)
+
+
+def test_the_index_has_titles(bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, view="notes", text=TEXT)
+    links = page.get_by_role("navigation", name="cards").get_by_role("link")
+    listed = [one for part in notes.parts() for one in part.statements]
+    assert [link.inner_text() for link in links.all()] == [f"{one.title} {one.number}" for one in listed]
+    page.set_viewport_size({"width": 400, "height": 900})
+    page.reload()  # a phone shows the parts, each of which unfolds
+    settle(page)
+    assert not links.first.is_visible()
+    page.locator(".index summary", has_text=notes.parts()[0].title).click()
+    assert links.first.is_visible()
 
 
 def test_questions_are_answered(bundled: Trained, visit: Visit) -> None:

@@ -30,6 +30,7 @@ class Statement(Settings):
 
     number: str  # its letter and number, such as A3
     title: str  # a few words
+    why: str  # one sentence for a student: what it matters for
     says: str  # the statement
     shown_by: str  # tests by name, or a part of benchmarks/claims.py
     measured: str  # what they measured; empty if they are exact

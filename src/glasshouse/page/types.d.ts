@@ -435,6 +435,7 @@ interface FigureControl {
 interface Statement {
   number: string;
   title: string;
+  why: string;
   says: string;
   slip: string;
   shown_by: string;

@@ -78,7 +78,8 @@ def _card(part: notes.Part, one: notes.Statement) -> JsonDict:
     path, line = source_line(one)
     return {
         **{
-            name: getattr(one, name) for name in ("number", "title", "says", "slip", "shown_by", "measured", "try_it")
+            name: getattr(one, name)
+            for name in ("number", "title", "why", "says", "slip", "shown_by", "measured", "try_it")
         },
         "code": {"path": path, "line": line, "name": one.code.partition(":")[2], "text": one.line},
         "measured_pieces": list(filter(None, (measured_lines(one.number), measured_table(part, one.number)))),
@@ -128,7 +129,7 @@ def measured_lines(number: str) -> JsonDict | None:
     if found is None or not found.curves:
         return None
     series = [(name, [x for x, _ in points], [y for _, y in points]) for name, points in found.curves.items()]
-    return lines(f"measured by make claims, {found.on}", found.along, series)
+    return lines(f"measured on trained models, {found.on}", found.along, series)
 
 
 def claimed(one: notes.Statement) -> JsonDict | None:

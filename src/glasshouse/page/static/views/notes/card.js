@@ -1,4 +1,4 @@
-// One card: the statement, its live figure with a slider, the check that holds it, and the line of code that does it.
+// One card: why it matters, the statement, its live figure with a slider, the line of code, and, folded, how we know.
 
 import { h, put } from "glasshouse/dom.js";
 import { slider } from "glasshouse/widgets.js";
@@ -37,7 +37,7 @@ export class Card {
         "span",
         { class: "titles" },
         h("span", { class: "cardname" }, given.title),
-        h("span", { class: "quiet says" }, inline(`${given.says}.`)),
+        h("span", { class: "quiet why" }, given.why),
       ),
     );
     this.figure = h("div", {
@@ -82,43 +82,15 @@ export class Card {
     if (control) this.slider?.show(control.start);
     put(
       this.inside,
-      given.slip ? h("p", { class: "slip" }, h("strong", {}, "A common slip: "), inline(given.slip)) : null,
+      h("p", { class: "says" }, inline(`${given.says}.`)),
       given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,
       this.worked,
+      given.slip ? h("p", { class: "slip" }, h("strong", {}, "A common slip: "), inline(given.slip)) : null,
       h(
         "dl",
         { class: "sources" },
-        given.measured
-          ? [
-              h("dt", {}, `Measured, ${this.part.measured_on}`),
-              h(
-                "dd",
-                { data: { testid: "measured" } },
-                inline(given.measured),
-                given.figure && given.measured_pieces.length
-                  ? h("details", {}, h("summary", {}, "the measured figures"), given.measured_pieces.map(draw))
-                  : null,
-              ),
-            ]
-          : null,
-        given.verdicts
-          ? [
-              h("dt", {}, `make claims, ${given.verdicts.on}`),
-              h(
-                "dd",
-                { data: { testid: "verdicts" } },
-                h(
-                  "ul",
-                  {},
-                  given.verdicts.figures.map((one) => h("li", {}, one)),
-                ),
-              ),
-            ]
-          : null,
-        h("dt", {}, "Check"),
-        h("dd", {}, inline(given.shown_by)),
         h("dt", {}, "Code"),
         h(
           "dd",
@@ -130,8 +102,44 @@ export class Card {
         h("dt", {}, "Link"),
         h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`)),
       ),
+      h("details", { class: "known", data: { testid: "known" } }, h("summary", {}, "How we know"), this.evidence()),
     );
     if (!given.figure) this.fill(given.measured_pieces);
+  }
+
+  /**
+   * What shows the statement true: tests by name, what was measured, and the thresholds that it had to reach.
+   * @returns {HTMLElement}
+   */
+  evidence() {
+    const { given } = this;
+    const pieces = given.figure ? given.measured_pieces : []; // without a live figure they are the figure
+    return h(
+      "dl",
+      { class: "sources" },
+      h("dt", {}, "Check"),
+      h("dd", {}, inline(given.shown_by)),
+      given.measured
+        ? [
+            h("dt", {}, `Measured, ${this.part.measured_on}`),
+            h("dd", { data: { testid: "measured" } }, inline(given.measured), pieces.map(draw)),
+          ]
+        : null,
+      given.verdicts
+        ? [
+            h("dt", {}, `make claims, ${given.verdicts.on}`),
+            h(
+              "dd",
+              { data: { testid: "verdicts" } },
+              h(
+                "ul",
+                {},
+                given.verdicts.figures.map((one) => h("li", {}, one)),
+              ),
+            ),
+          ]
+        : null,
+    );
   }
 
   /** @param {number} value */

@@ -52,7 +52,7 @@ class Notes {
     root.append(
       panel(
         "The notes, live",
-        "Every statement of the lectures on a card: a figure computed on this model, something to play with, the check that holds it, and the line of code that does it. Token, layer and head are selected above.",
+        "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know. Token, layer and head are selected above.",
         this.examples,
         this.index,
         h("div", { class: "controls" }, this.all, this.large),
@@ -113,11 +113,25 @@ class Notes {
       this.index,
       parts.map((part) =>
         h(
-          "p",
-          {},
-          h("span", { class: "name" }, part.title),
-          part.statements.map((one) =>
-            h("a", { href: `#notes/${one.number}`, title: one.title, data: { to: one.number } }, one.number),
+          "details",
+          { open: matchMedia("(min-width: 641px)").matches },
+          h("summary", { class: "name" }, part.title),
+          h(
+            "ul",
+            {},
+            part.statements.map((one) =>
+              h(
+                "li",
+                {},
+                h(
+                  "a",
+                  { href: `#notes/${one.number}`, data: { to: one.number } },
+                  one.title,
+                  " ",
+                  h("span", { class: "code" }, one.number),
+                ),
+              ),
+            ),
           ),
         ),
       ),
