@@ -215,6 +215,52 @@ def test_the_index_has_titles(bundled: Trained, visit: Visit) -> None:
     assert links.first.is_visible()
 
 
+def assert_in_view(page: Page, number: str) -> None:
+    """A card begins below the bar of tabs, in the upper half of the window."""
+    expect(page.locator(f"#card-{number}")).to_have_class("card open")
+    settle(page)
+    top = page.locator(f"#card-{number}").evaluate("(card) => card.getBoundingClientRect().top")
+    bar = page.locator(".where").evaluate("(bar) => bar.getBoundingClientRect().bottom")
+    assert max(bar, 0) <= top + 1 < page.evaluate("innerHeight") / 2, number
+
+
+@pytest.mark.parametrize("width", [1280, 800, 400])
+def test_a_link_brings_its_card_into_view(width: int, bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, width=width, view="attention", text=TEXT)
+    page.goto(page.url.partition("#")[0] + "#notes/A3")  # from another view
+    assert_in_view(page, "A3")
+    page.reload()
+    assert_in_view(page, "A3")
+    start = page.locator("#card-A3 input[type=range]")
+    start.focus()
+    start.press("ArrowRight")
+    settle(page)
+    page.evaluate("location.hash = '#notes/B5'")  # after a slider was moved, while the page is open
+    assert_in_view(page, "B5")
+    for _ in range(2):  # a link to the card that is open shows it again
+        page.evaluate("scrollTo(0, 0)")
+        page.evaluate("location.hash = '#notes/B5'")
+        assert_in_view(page, "B5")
+    assert page.get_by_test_id("box-text").input_value() == TEXT
+    page.locator(".questions summary").first.click()
+    page.locator(".questions a").first.focus()
+    page.keyboard.press("Enter")
+    number = notes.parts()[0].questions[0].card
+    assert_in_view(page, number)
+    expect(page.locator(f"[data-card={number}]")).to_be_focused()
+
+
+def test_a_slider_does_not_move_the_page(bundled: Trained, visit: Visit) -> None:
+    page = visit(bundled, view="notes", notes_all=1, text=TEXT)
+    slider = page.locator("#card-P3 input[type=range]")
+    slider.focus()
+    before = page.evaluate("scrollY")
+    slider.press("ArrowRight")
+    expect(page.locator("#card-P3 [data-fact='sqrt(D / 2)']")).to_have_text("4.47")
+    settle(page)
+    assert page.evaluate("scrollY") == before
+
+
 def test_questions_are_answered(bundled: Trained, visit: Visit) -> None:
     page = visit(bundled, view="notes", text=TEXT)
     asked = [one for part in notes.parts() for one in part.questions]

@@ -6,6 +6,7 @@ import { state as DEFAULTS } from "glasshouse/manifest.js";
 const BY_NAME = DEFAULTS; // for names that come from a URL
 
 const PAGES = new Set(["view", "text", "target", "appended", "masked", "edits", "patch_from", "compare_with"]); // changes that add a history entry
+const CARD = /^#(\w+)\/(\w+)$/; // a link to a card of a view
 
 /**
  * The state of a fragment. One such as #notes/A3 names a card of a view, and leaves all else as it is `now`.
@@ -14,7 +15,7 @@ const PAGES = new Set(["view", "text", "target", "appended", "masked", "edits", 
  * @returns {PageState}
  */
 function parse(fragment, now = DEFAULTS) {
-  const [, view, card] = /^#(\w+)\/(\w+)$/.exec(fragment) ?? [];
+  const [, view, card] = CARD.exec(fragment) ?? [];
   if (view) return { ...now, view, [`${view}_card`]: card, [`${view}_value`]: undefined };
   /** @type {PageState & Record<string, any>} */
   const state = { ...DEFAULTS };
@@ -75,7 +76,7 @@ export class State {
     this.values = parse(fragment, parse(saved));
     /** @type {Set<(changed: Changed) => void>} */
     this.followers = new Set();
-    addEventListener("popstate", () => this.#become(parse(location.hash, this.values)));
+    addEventListener("popstate", () => this.#arrive());
   }
 
   /**
@@ -100,9 +101,23 @@ export class State {
     this.followers.add(act);
   }
 
-  /** @param {PageState} values */
-  #become(values) {
+  /** Follow a link, or go back. A link to a card counts as a change even where that card is open, since it shows it. */
+  #arrive() {
+    const values = parse(location.hash, this.values);
     const changed = difference(this.values, values);
+    const [, view] = CARD.exec(location.hash) ?? [];
+    if (view) {
+      changed.add(`${view}_card`);
+      this.begin(values); // in full, so that the same link can be followed again
+    }
+    this.#become(values, changed);
+  }
+
+  /**
+   * @param {PageState} values
+   * @param {Changed} [changed]
+   */
+  #become(values, changed = difference(this.values, values)) {
     this.values = values;
     for (const act of this.followers) act(changed);
   }

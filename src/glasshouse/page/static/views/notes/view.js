@@ -179,7 +179,8 @@ class Notes {
   async draw(changed) {
     const { context } = this;
     const { state } = context;
-    if (!this.cards.size) this.build(await context.request("notes"));
+    const isFirst = !this.cards.size;
+    if (isFirst) this.build(await context.request("notes"));
     const every = Boolean(state.notes_all);
     this.all.setAttribute("aria-pressed", String(every));
     put(this.all, every ? "Close all but one" : "Open all cards");
@@ -193,11 +194,15 @@ class Notes {
       link.toggleAttribute("aria-current", link.dataset.to === this.current);
     const chosen = this.cards.get(this.current);
     chosen?.slider?.show(state.notes_value ?? chosen.given.figure?.control?.start ?? 0);
-    const moved = changed.has("notes_card") && state.notes_card && !changed.has("notes_value") && chosen;
+    // A slider also chooses its card, which must stay where it is under the pointer.
+    const isPlayed = !isFirst && state.notes_value !== undefined;
+    const moved = changed.has("notes_card") && state.notes_card && !isPlayed && chosen;
     if (moved) chosen.node.scrollIntoView({ block: "start" });
     for (const card of this.cards.values())
       if (card.node.classList.contains("open")) await card.draw((given) => this.ask(given));
-    if (moved) chosen.node.scrollIntoView({ block: "start" }); // cards above it may have grown
+    if (!moved) return;
+    chosen.node.scrollIntoView({ block: "start" }); // cards above it may have grown
+    if (document.activeElement?.matches('a[href^="#notes/"]')) chosen.head.focus({ preventScroll: true });
   }
 
   /**
