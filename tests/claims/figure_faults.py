@@ -32,6 +32,7 @@ MODULES = {  # of the figures, and the file of their tests
     "families": "attention",
     "block": "block",
     "models": "models",
+    "training": "models",
     "inspection": "inspection",
 }
 

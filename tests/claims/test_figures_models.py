@@ -1,8 +1,10 @@
-"""Figures of whole models and their training, M1 to M9 and L2, beside second models and passes of their own."""
+"""Figures of whole models and their training, M1 to M9, L1 and L2, beside second models and passes of their own."""
 
 from __future__ import annotations
 
+import json
 import math
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -26,6 +28,7 @@ from claims.figures import (
     size,
     softmax,
 )
+from glasshouse import notes
 
 
 def decoder(drawn: Drawn) -> Opened:
@@ -217,6 +220,37 @@ def test_figure_m6(drawn: Drawn) -> None:
     }
 
 
+@on("M7", "gpt2")
+def test_figure_m7(drawn: Drawn) -> None:
+    """By hand: of 127 letters, all but one have score 0, and that one 10."""
+    distance = int(drawn.value)
+    ((_, named),) = drawn.tokens
+    letters = [text for text, _ in named]
+    assert len(letters) == 128
+    assert letters.pop() == "?"
+    (at,) = [i for i, one in enumerate(letters) if one.isupper()]
+    assert [marked for _, marked in named] == [i == at for i in range(128)]
+    assert 127 - at == distance  # from the place of the question, 127
+    least = 1 / (math.exp(10) + 126)
+    (lines,) = drawn.lines
+    ((name, curve),) = lines.series.items()
+    assert (name, lines.along, lines.log) == ("weight", "distance", False)
+    same([point for point, _ in curve], [*range(1, 128)])
+    same([y for _, y in curve], [math.exp(10) * least if x == distance else least for x, _ in curve])
+    arrived: dict[str, float] = {}
+    for i, one in enumerate(letters):
+        arrived[one.upper()] = arrived.get(one.upper(), 0) + (math.exp(10) * least if i == at else least)
+    assert drawn.facts == {
+        "distance": distance,
+        "weight of the upper-case letter": near(math.exp(10) * least),
+        "letter that arrives in one step": letters[at],
+        "share of it in what arrives": near(arrived[letters[at]]),
+        "steps of a recurrent model from there": distance,
+        "a trained layer was right at this distance in": "100%",
+    }
+    assert len(drawn.texts) == 1
+
+
 @on("M8", "gpt2")
 def test_figure_m8(drawn: Drawn) -> None:
     length, width = int(drawn.value), 32
@@ -251,6 +285,30 @@ def test_figure_m8(drawn: Drawn) -> None:
         "keys and values that attention has": 2 * sum(width for _ in range(length)),
     }
     assert drawn.texts == ["As initialised, of width 32: how much the last output depends on a token so far back."]
+
+
+@on("L1", "python-3m", "dates-1m", "gpt2")
+def test_figure_l1(drawn: Drawn) -> None:
+    names = drawn.model.labels
+    (_, given), (_, targets) = drawn.tokens
+    masked = [i for i, (_, marked) in enumerate(given) if marked]
+    assert [text for text, _ in given] == ["[mask]" if i in masked else one for i, one in enumerate(names)]
+    assert targets == [(names[i], False) for i in masked]
+    assert drawn.facts == {
+        "tokens": len(names),
+        "targets, masked": max(1, math.floor(len(names) * drawn.value / 100)),
+        "targets of a decoder, the next token each time": len(names[1:]),
+    }
+    assert len(masked) == drawn.facts["targets, masked"]
+    measured = json.loads((Path(notes.__file__).parent / "measured.json").read_text())["L1"]["figures"]
+    for bars, count in zip(drawn.bars, (100, 1000), strict=True):
+        assert bars.title == f"then {count:,} labels: accuracy in naming one of 20 languages"
+        wanted = [f"accuracy with {count} labels, {start}" for start in ("pretrained", "from scratch")]
+        assert bars.values == [measured[name] for name in wanted]
+        spreads = [round(measured[f"{name}, standard deviation"], 3) for name in wanted]
+        assert bars.names == [f"pretrained, ± {spreads[0]:.3f}", f"from scratch, ± {spreads[1]:.3f}"]
+        assert bars.most == 1
+    assert len(drawn.texts) == 1
 
 
 @on("L2", "gpt2")

@@ -1,4 +1,4 @@
-"""Figures of whole models and their training: M1 to M6, M8, M9 and L2."""
+"""Figures of whole models: M1 to M9."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from glasshouse import spec
+from glasshouse import notes, spec
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
 from glasshouse.inspection.forward_pass import eval_mode
@@ -26,17 +26,18 @@ from glasshouse.page.views.notes.figure import (
     encoder_of,
     facts,
     generator,
-    initialised,
     largest_difference,
     lines,
     matrix,
     sentence,
     table,
     token_labels,
+    tokens,
 )
 
 TOP = 8  # tokens
-WEIGHTS = 6  # checked by differences
+LETTERS = "abcdefghijklmnopqrstuvwxyz"
+RECALLED = 127  # letters, as in the experiment of M7
 PREFIXES = 7  # of a text, each on its own: more would take longer than three forward passes
 
 
@@ -221,6 +222,40 @@ def parallel_training(scene: Scene) -> list[JsonDict]:
     ]
 
 
+def recall(scene: Scene) -> list[JsonDict]:
+    """M7."""
+    distance = int(scene.value)
+    drawn = torch.randint(len(LETTERS), (RECALLED,), generator=generator())
+    is_upper = torch.arange(RECALLED) == RECALLED - distance
+    text = [LETTERS[one].upper() if up else LETTERS[one] for one, up in zip(drawn, is_upper, strict=True)]
+    x = torch.cat([F.one_hot(drawn, len(LETTERS)), is_upper[:, None]], dim=-1).float()
+    wk, wv = x.new_zeros(x.shape[1], 1), torch.eye(x.shape[1], len(LETTERS))
+    wk[-1] = 1  # the key is whether a letter is upper-case, the value which one it is
+    weights = (10 * (x @ wk)[:, 0]).softmax(-1)  # the query is 10, of width 1
+    output = weights @ (x @ wv)
+    measured = dict(notes.measurements()["M7"].curves["accuracy of attention"])
+    return [
+        sentence(
+            "One head with weights set by hand: the query of “?” asks for an upper-case letter, a key says "
+            "whether a token is one, and its value which letter it is."
+        ),
+        tokens("a text and its question", [*zip(text, is_upper.tolist(), strict=True), ("?", False)]),
+        lines(
+            "attention of “?” to each letter",
+            "distance",
+            [("weight", [*range(1, RECALLED + 1)], weights.flip(0).tolist())],
+        ),
+        facts(
+            ("distance", distance),
+            ("weight of the upper-case letter", float(weights[-distance])),
+            ("letter that arrives in one step", LETTERS[int(output.argmax())].upper()),
+            ("share of it in what arrives", float(output.max())),
+            ("steps of a recurrent model from there", distance),
+            ("a trained layer was right at this distance in", f"{measured[distance]:.0%}"),
+        ),
+    ]
+
+
 def recurrence(scene: Scene) -> list[JsonDict]:
     """M8."""
     length, width = int(scene.value), 32
@@ -250,38 +285,6 @@ def recurrence(scene: Scene) -> list[JsonDict]:
     ]
 
 
-def finite_differences(scene: Scene) -> list[JsonDict]:
-    """L2."""
-    size = 10.0**scene.value
-    sizes: JsonDict = {"d_model": 16, "n_heads": 2, "n_kv_heads": 2, "n_layers": 1, "d_ff": 32, "vocab_size": 16}
-    model = initialised("decoder", torch.float64, **sizes, init={"kind": "normal", "std": 0.3})
-    ids = torch.randint(16, (2, 9), generator=generator())
-
-    def loss() -> Tensor:
-        return F.cross_entropy(model(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
-
-    named = dict(list(model.named_parameters())[:WEIGHTS])
-    with torch.enable_grad():
-        found = torch.autograd.grad(loss(), list(named.values()))
-    rows = []
-    for (name, weight), gradient in zip(named.items(), found, strict=True):
-        at = int(gradient.abs().argmax())
-        flat, sides = weight.data.view(-1), []
-        for sign in (1, -1):
-            flat[at] += sign * size
-            sides.append(float(loss()))
-            flat[at] -= sign * size
-        exact, near = float(gradient.flatten()[at]), (sides[0] - sides[1]) / (2 * size)
-        rows.append([name, exact, near, abs(exact - near) / abs(exact)])
-    return [
-        sentence(
-            "A small decoder in float64: the largest entry of each gradient, and what a change of the weight does."
-        ),
-        table(f"step {size:.0e}", ["weight", "gradient", "finite difference", "relative error"], rows),
-        facts(("largest relative error", max(float(row[3]) for row in rows))),
-    ]
-
-
 FIGURES = {
     "M1": Figure(encoder, ("pass", "layer", "head")),
     "M2": Figure(next_token, ("pass", "position")),
@@ -289,7 +292,7 @@ FIGURES = {
     "M4": Figure(head_product, ("pass", "position")),
     "M5": Figure(long_contexts, ("pass",), Control("tokens", 8192, 1024, 32768, 1024)),
     "M6": Figure(parallel_training, ("pass",)),
+    "M7": Figure(recall, (), Control("distance of the letter", 100, 1, RECALLED)),
     "M8": Figure(recurrence, (), Control("length", 64, 8, 128, 8)),
     "M9": Figure(encoder_of_the_notes, (), Control("layers", 6, 1, 12)),
-    "L2": Figure(finite_differences, (), Control("step: ten to the power", -5, -9, -1)),
 }

@@ -28,6 +28,7 @@ from glasshouse.page.views.notes import (
     models,
     positions,
     text,
+    training,
 )
 from glasshouse.page.views.notes.figure import Scene, lines
 from glasshouse.page.views.notes.worked import EXAMPLES
@@ -41,6 +42,7 @@ FIGURES = {
     **families.FIGURES,
     **block.FIGURES,
     **models.FIGURES,
+    **training.FIGURES,
     **inspection.FIGURES,
 }
 PACKAGE = Path(notes.__file__).parents[1]
