@@ -40,6 +40,11 @@ def test_why_is_one_sentence_that_says_more_than_the_title(one: notes.Statement)
     assert [other.number for other in STATEMENTS if other.why == one.why] == [one.number]
 
 
+def test_measured_curves_say_what_they_are_of() -> None:
+    with_curves = {number for number, found in notes.measurements().items() if found.curves}
+    assert {one.number for one in STATEMENTS if one.curves} == with_curves
+
+
 def test_named_tests_exist() -> None:
     source = "".join(path.read_text(encoding="utf-8") for path in TESTS.rglob("test_*.py"))
     named = set(re.findall(r"`(test_\w+)(\*?)`", " ".join(one.shown_by for one in STATEMENTS)))

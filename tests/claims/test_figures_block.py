@@ -165,7 +165,7 @@ def test_figure_b5(drawn: Drawn) -> None:
     layers = int(drawn.value)
     sizes = {"vocab_size": 64, "d_model": 64, "n_heads": 4, "n_layers": layers, "max_len": 16}
     (curves,) = drawn.lines
-    assert (curves.along, curves.log) == ("layer", True)
+    assert (curves.along, curves.log) == ("layers back from the last", True)
     assert [*curves.series] == ["with residual paths", "without"]
     found = {}
     for name, residual in (("with residual paths", True), ("without", False)):
@@ -183,7 +183,7 @@ def test_figure_b5(drawn: Drawn) -> None:
             for block in model.stack.blocks
         ]
         assert [x for x, _ in curves.series[name]] == [*range(layers)]
-        assert [y for _, y in curves.series[name]] == [near(y, 1e-6) for y in found[name]]
+        assert [y for _, y in curves.series[name]] == [near(y, 1e-6) for y in reversed(found[name])]
     assert drawn.facts == {
         f"gradient at the {which} layer, {name}": near(found[name][at], 1e-6)
         for which, at in (("first", 0), ("last", -1))
@@ -227,9 +227,16 @@ def test_figure_b8(drawn: Drawn) -> None:
     one, layers, depth = drawn.model, int(drawn.value), drawn.model.model.spec.n_layers
     own, deep = drawn.lines
     stream = [s[:LIMIT] for s in one.record("embed", *(f"resid_post.{layer}" for layer in range(depth)))]
+    blocks = one.stack.blocks
+    is_post = one.model.spec.norm_placement == "post"
+    given = stream[:-1] if is_post else one.outputs(*(block.attention.norm for block in blocks))
+    assert own.log
     assert own.series == {
         "mean norm": [(i, near(statistics.fmean(size(row) for row in s.tolist()))) for i, s in enumerate(stream)],
         "largest entry": [(i, near(max(abs(v) for row in s.tolist() for v in row))) for i, s in enumerate(stream)],
+        "mean norm that attention gets": [
+            (i, near(statistics.fmean(size(row) for row in s[:LIMIT].tolist()))) for i, s in enumerate(given)
+        ],
     }
     sizes = {"d_model": 32, "n_heads": 4, "n_kv_heads": 4, "n_layers": layers, "d_ff": 64, "vocab_size": 32}
     choices = {"position": "none", "norm": "layer", "feedforward": "relu", "qk_norm": False, "init": "xavier"}
@@ -245,7 +252,7 @@ def test_figure_b8(drawn: Drawn) -> None:
             model(torch.zeros(1, 8, dtype=torch.long))
         outputs = [seen["embed"], *(seen[f"resid_post.{i}"] for i in range(layers))]
         found[name] = [statistics.fmean(size(row) for row in out[0].tolist()) for out in outputs]
-    assert deep.title == f"a stack of {layers} layers as initialised: mean norm"
+    assert deep.title == f"a stack of {layers} layers of width 32 as initialised: mean norm"
     assert deep.log
     assert deep.series == {name: [(i, near(y, 1e-9)) for i, y in enumerate(ys)] for name, ys in found.items()}
     assert drawn.facts == {

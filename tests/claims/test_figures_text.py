@@ -201,10 +201,13 @@ def test_figure_t6(drawn: Drawn) -> None:
     assert bars.rows == [("bytes", raw[1] - raw[0]), ("BPE tokens", last - first), ("words", words[1] - words[0])]
     ((_, shown),) = drawn.tokens
     assert shown == [(one, first <= i < last) for i, one in enumerate(labels(ids[1], tok))][:80]
-    new = [word for word in wrong.split() if word not in text.split()]
-    assert new
+    new = wrong.split()[slice(*words)]
+    old = text.split()[words[0] : len(text.split()) - (len(wrong.split()) - words[1])]
+    assert new != old
     assert drawn.facts == {
         "letter": at,
-        "the word": " ".join(new),
-        "in Python's manual": "yes" if set(new) <= known_words() else "no: unknown",
+        "the word": " ".join(old),
+        "among the words of Python's manual": "known" if set(old) <= known_words() else "unknown",
+        "with the typo": " ".join(new),
+        "among them": "known" if set(new) <= known_words() else "unknown",
     }

@@ -38,6 +38,7 @@ class Statement(Settings):
     code: str  # module:name of what does it in this package
     line: str = ""  # the line of that which does it
     slip: str = ""  # what is often said or written of it and is wrong or loose, and why
+    curves: str = ""  # what the curves that `make claims` measured are of
     thresholds: tuple[Threshold, ...] = ()  # of the figures of `make claims`, where it needs training
 
 

@@ -176,8 +176,8 @@ def gradients(scene: Scene) -> list[JsonDict]:
         ),
         lines(
             "norm of the gradient of each layer's weights",
-            "layer",
-            [(name, [*range(layers)], norms) for name, norms in curves.items()],
+            "layers back from the last",
+            [(name, [*range(layers)], norms[::-1]) for name, norms in curves.items()],
             log=True,
         ),
         facts(
@@ -256,6 +256,7 @@ def activation_range(scene: Scene) -> list[JsonDict]:
     """B8."""
     depth = len(scene.stack.blocks)
     stream = [scene.stream(layer) for layer in range(depth + 1)]
+    given = [scene.attention_input(layer) for layer in range(depth)]
     layers = int(scene.value)
     curves = []
     for name, norms in (("with norms", True), ("without", False)):
@@ -263,14 +264,16 @@ def activation_range(scene: Scene) -> list[JsonDict]:
         curves.append((name, [*range(layers + 1)], [float(one.norm(dim=-1).mean()) for one in kept]))
     return [
         lines(
-            "this model: the residual stream by layer",
+            "this model: the residual stream by layer, and what attention gets of it",
             "layer",
             [
                 ("mean norm", [*range(depth + 1)], [float(one.norm(dim=-1).mean()) for one in stream]),
                 ("largest entry", [*range(depth + 1)], [float(one.abs().max()) for one in stream]),
+                ("mean norm that attention gets", [*range(depth)], [float(one.norm(dim=-1).mean()) for one in given]),
             ],
+            log=True,
         ),
-        lines(f"a stack of {layers} layers as initialised: mean norm", "layer", curves, log=True),
+        lines(f"a stack of {layers} layers of width 32 as initialised: mean norm", "layer", curves, log=True),
         facts(
             ("grows by a factor of, with norms", curves[0][2][-1] / curves[0][2][0]),
             ("grows by a factor of, without norms", curves[1][2][-1] / curves[1][2][0]),

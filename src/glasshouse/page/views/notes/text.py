@@ -190,7 +190,13 @@ def typo(scene: Scene) -> list[JsonDict]:
     first, last = counts["BPE tokens"]
     ids = cut["BPE tokens"][1]
     known = manual_words()
-    new = [word for word in wrong.split() if word not in text.split()]
+    before, after = cut["words"]
+    start, end = counts["words"]
+    new, old = after[start:end], before[start : len(before) - len(after) + end]
+
+    def meaning(words: list[str]) -> str:
+        return "known" if all(word in known for word in words) else "unknown"
+
     return [
         *why,
         tokens(
@@ -200,8 +206,10 @@ def typo(scene: Scene) -> list[JsonDict]:
         bars("ids that one wrong letter changes", ((name, end - start) for name, (start, end) in counts.items())),
         facts(
             ("letter", at),
-            ("the word", " ".join(new) or "the same"),
-            ("in Python's manual", "yes" if all(word in known for word in new) else "no: unknown"),
+            ("the word", " ".join(old)),
+            ("among the words of Python's manual", meaning(old)),
+            ("with the typo", " ".join(new)),
+            ("among them", meaning(new)),
         ),
     ]
 

@@ -45,6 +45,7 @@ FIGURES = {
     **training.FIGURES,
     **inspection.FIGURES,
 }
+COLOURS = 4  # of the curves of a chart
 PACKAGE = Path(notes.__file__).parents[1]
 
 
@@ -84,7 +85,7 @@ def _card(part: notes.Part, one: notes.Statement) -> JsonDict:
             for name in ("number", "title", "why", "says", "slip", "shown_by", "measured", "try_it")
         },
         "code": {"path": path, "line": line, "name": one.code.partition(":")[2], "text": one.line},
-        "measured_pieces": list(filter(None, (measured_lines(one.number), measured_table(part, one.number)))),
+        "measured_pieces": [*measured_lines(one), *measured_table(part, one.number)],
         "verdicts": claimed(one),
         "figure": None
         if figure is None
@@ -113,25 +114,34 @@ def source_line(one: notes.Statement) -> tuple[str, int]:
     return Path(found.origin).relative_to(PACKAGE).as_posix(), at + 1
 
 
-def measured_table(part: notes.Part, number: str) -> JsonDict | None:
-    """Return the table of measured values that follows a paragraph about a statement; None if there is none."""
+def measured_table(part: notes.Part, number: str) -> list[JsonDict]:
+    """Return the table of measured values that follows a paragraph about a statement, if there is one."""
     blocks = part.details.split("\n\n")
     for caption, rows in pairwise(blocks):
         if caption.startswith(f"{number},") and rows.startswith("|"):
             head, _, *body = (
                 [cell.strip() for cell in line.strip().strip("|").split("|")] for line in rows.splitlines()
             )
-            return {"kind": "table", "title": caption, "head": head, "rows": body}
-    return None
+            return [{"kind": "table", "title": caption, "head": head, "rows": body}]
+    return []
 
 
-def measured_lines(number: str) -> JsonDict | None:
-    """Return the curves that `make claims` measured last for a statement; None if there are none."""
-    found = notes.measurements().get(number)
+def measured_lines(one: notes.Statement) -> list[JsonDict]:
+    """Return the curves that `make claims` measured last for a statement: one chart, or one for each kind of model.
+
+    An experiment may measure several things, each of which is another statement's; its curves then name them.
+    """
+    found = notes.measurements().get(one.number)
     if found is None or not found.curves:
-        return None
-    series = [(name, [x for x, _ in points], [y for _, y in points]) for name, points in found.curves.items()]
-    return lines(f"measured on trained models, {found.on}", found.along, series)
+        return []
+    ending = f": {one.curves}"
+    own = {name.removesuffix(ending): curve for name, curve in found.curves.items() if name.endswith(ending)}
+    charts: dict[str, list[tuple[str, list[float], list[float]]]] = {}
+    for name, curve in (own or found.curves).items():
+        kind = name.partition(", ")[0] if len(found.curves) > COLOURS else ""
+        charts.setdefault(kind, []).append((name, [x for x, _ in curve], [y for _, y in curve]))
+    said = f"{one.curves} (measured {found.on})"
+    return [lines(f"{kind}: {said}" if kind else said, found.along, series) for kind, series in charts.items()]
 
 
 def claimed(one: notes.Statement) -> JsonDict | None:
