@@ -37,7 +37,8 @@ with suppress(ImportError):
     import gigatoken  # as torch._dynamo, else imported by every process anew
 torch.set_num_threads(1)
 from glasshouse import device
-from glasshouse.training import Run, plots, trackers, train
+from glasshouse.training import Run, train
+from glasshouse.training.logging import plots, trackers
 from glasshouse.training.logging.progress import SilentReporter
 
 device.measure_peak_flops, plots.draw = (lambda *_, **__: 1e12), (lambda *_: [])

@@ -182,7 +182,7 @@ def test_pyplot_is_not_touched(tmp_path: Path) -> None:
     code = f"""
 import sys
 from pathlib import Path
-from glasshouse.training import plots
+from glasshouse.training.logging import plots
 from glasshouse.training.logging.journal import Journal
 assert "matplotlib" not in sys.modules
 journal = Journal(Path({str(tmp_path)!r}) / "metrics.jsonl")
