@@ -17,6 +17,10 @@ from glasshouse.training.signals import StoppedError
 
 SECONDS = 5.0  # to wait for the other ranks to publish their reasons
 POLL_SECONDS = 0.05
+AGENT_POLL_SECONDS = 1.0
+GRACE_SECONDS = 600.0  # after the death of torchrun's agent, for the current step and its checkpoint
+EVERY = 100  # steps between two comparisons of how long ranks waited
+SHARE = 0.1  # of the time that the others wait for a rank before it is reported as a straggler
 
 
 class LostProcessError(GlasshouseError):
@@ -80,10 +84,6 @@ def _explain(processes: Processes) -> Exception:
     )
 
 
-AGENT_POLL_SECONDS = 1.0
-GRACE_SECONDS = 600.0  # for the current step and its checkpoint
-
-
 @contextmanager
 def watch_agent() -> Iterator[None]:
     """Send this process SIGTERM when its torchrun agent is killed; exit if that has no effect in `GRACE_SECONDS`.
@@ -111,10 +111,6 @@ def watch_agent() -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
-
-
-EVERY = 100  # steps between two comparisons
-SHARE = 0.1  # of the time that the others wait for a rank before it is reported as a straggler
 
 
 class Stragglers:

@@ -23,6 +23,8 @@ from glasshouse.errors import ConfigError
 T = TypeVar("T")
 CONNECT = timedelta(seconds=60)  # for all processes to connect
 PATIENCE = timedelta(days=7)  # timeout while rank 0 prepares data or evaluates
+LIMIT = timedelta(minutes=30)  # for all processes to start
+POLL_SECONDS = 0.02  # while they do
 
 
 @dataclass(frozen=True)
@@ -191,10 +193,6 @@ def _check_tensor(choice: Parallel, world_size: int) -> None:
             f"train.parallel.tensor is {choice.tensor}, but it must divide the number of processes, {world_size}; "
             "start a multiple of it with torchrun."
         )
-
-
-POLL_SECONDS = 0.02
-LIMIT = timedelta(minutes=30)  # for all processes to start
 
 
 def init_arguments() -> dict[str, Any]:

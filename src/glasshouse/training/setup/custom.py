@@ -23,6 +23,15 @@ from glasshouse.training.run import Run
 from glasshouse.training.setup.datasets import Datasets, given_tokenizer
 
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
+SAMPLED = 64  # samples read for the mean length and the fingerprint
+ITEMS = {"__getitem__", "batch"}  # a dataset of torch, or of `glasshouse.data`
+WANTED = {
+    "dataset": "a dataset with a length and items, such as torch's, or a pair of them for training and validation, "
+    "of which the first may be an iterable",
+    "objective": "an Objective or a loss function of model, batch and label smoothing",
+    "optimizer": "a function that takes the model and returns a torch.optim.Optimizer",
+}
+ARGUMENTS = {"objective": 3, "optimizer": 1}  # of a function
 
 
 @dataclass(frozen=True)
@@ -102,17 +111,6 @@ def is_stream(dataset: object) -> bool:
     return hasattr(dataset, "__iter__") and not ITEMS & {*dir(dataset)}
 
 
-ITEMS = {"__getitem__", "batch"}  # a dataset of torch, or of `glasshouse.data`
-WANTED = {
-    "dataset": "a dataset with a length and items, such as torch's, or a pair of them for training and validation, "
-    "of which the first may be an iterable",
-    "objective": "an Objective or a loss function of model, batch and label smoothing",
-    "optimizer": "a function that takes the model and returns a torch.optim.Optimizer",
-}
-
-ARGUMENTS = {"objective": 3, "optimizer": 1}  # of a function
-
-
 def _takes(function: Callable[..., object], count: int) -> bool:
     """Whether a function can be called with so many arguments.
 
@@ -131,9 +129,6 @@ def _takes(function: Callable[..., object], count: int) -> bool:
 def _qualified(value: object) -> str:
     named = value if hasattr(value, "__qualname__") else type(value)
     return f"{named.__module__}.{named.__qualname__}"
-
-
-SAMPLED = 64  # samples read for the mean length and the fingerprint
 
 
 @dataclass(frozen=True)
