@@ -158,7 +158,10 @@ SELECTIONS: list[tuple[dict[str, object], str]] = [
     ({"temperature": "hot"}, "temperature is 'hot', but it must be a number"),
     ({"attention": "patern"}, "attention is 'patern', which is unknown; did you mean pattern"),
     ({"edits": [{"kind": "scale", "site": "z.9"}]}, "the model has no site 'z.9'; its layers are 0 to 1"),
-    ({"view": "seq2seq"}, "the view 'seq2seq' does not apply to this model; choose one of tokens, attention,"),
+    (
+        {"view": "seq2seq"},
+        "the view 'seq2seq' does not apply to this model; choose one of overview, tokens, attention,",
+    ),
     ({"view": "run"}, "the view 'run' does not apply to this model"),
     ({"checkpoint": "step 5"}, "checkpoint is 'step 5', but there is no such checkpoint; leave it out"),
 ]

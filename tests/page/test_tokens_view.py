@@ -49,7 +49,7 @@ def test_tokens_and_probabilities_are_those_of_the_model(
     kind: str, request: pytest.FixtureRequest, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
     model, tok = request.getfixturevalue(kind)
-    page = visit((model, tok), text=SOURCE if kind == "pair" else TEXT)
+    page = visit((model, tok), view="tokens", text=SOURCE if kind == "pair" else TEXT)
     picture(page, f"text-{kind}")
     if kind == "pair":
         (made,) = gh.generate(model, tok, SOURCE)
@@ -72,7 +72,7 @@ def test_tokens_and_probabilities_are_those_of_the_model(
 
 def test_a_token_is_chosen_by_click_and_by_key(decoder: Trained, visit: Visit) -> None:
     model, tok = decoder
-    page = visit(decoder, text=TEXT)
+    page = visit(decoder, view="tokens", text=TEXT)
     ids = tok.encode(TEXT)
     expected = model(torch.tensor([ids]))[0].softmax(-1)
     page.locator("[data-testid=strip-text] .token").nth(2).click()
@@ -90,7 +90,7 @@ def test_a_token_is_chosen_by_click_and_by_key(decoder: Trained, visit: Visit) -
 
 def test_typing_tokenizes_the_text(decoder: Trained, visit: Visit) -> None:
     _, tok = decoder
-    page = visit(decoder, text=TEXT)
+    page = visit(decoder, view="tokens", text=TEXT)
     page.get_by_test_id("box-text").fill("the dog ran")
     page.wait_for_url(lambda url: "dog" in url)
     settle(page)
@@ -103,7 +103,7 @@ def test_typing_tokenizes_the_text(decoder: Trained, visit: Visit) -> None:
 
 def test_a_candidate_branches_the_text_at_the_selected_token(decoder: Trained, visit: Visit) -> None:
     _, tok = decoder
-    page = visit(decoder, text=TEXT)
+    page = visit(decoder, view="tokens", text=TEXT)
     ids = tok.encode(TEXT)
     second = list(candidates(page))[1]
     page.locator(f"[data-testid=next] [data-id='{second}'] button").click()
@@ -126,13 +126,13 @@ def test_a_candidate_branches_the_text_at_the_selected_token(decoder: Trained, v
 def test_generation_matches_generate(kind: str, request: pytest.FixtureRequest, visit: Visit) -> None:
     model, tok = request.getfixturevalue(kind)
     if kind == "decoder":
-        page = visit((model, tok), text=TEXT, temperature=0)
+        page = visit((model, tok), view="tokens", text=TEXT, temperature=0)
         (expected,) = gh.generate(model, tok, TEXT, max_new_tokens=20)
         begun: list[int] = []
     else:
         (whole,) = gh.generate(model, tok, SOURCE, max_new_tokens=20)
         begun = whole.ids[:1]
-        page = visit((model, tok), text=SOURCE, appended=begun, temperature=0)
+        page = visit((model, tok), view="tokens", text=SOURCE, appended=begun, temperature=0)
         expected = whole
     page.get_by_test_id("generate-20").click()
     page.wait_for_url(lambda url: "seed=1" in url)
@@ -144,7 +144,7 @@ def test_sampling_depends_on_temperature_top_k_and_top_p(
     decoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
     model, tok = decoder
-    page = visit(decoder, text=TEXT, temperature=1.5, top_k=5, top_p=0.9)
+    page = visit(decoder, view="tokens", text=TEXT, temperature=1.5, top_k=5, top_p=0.9)
     picture(page, "text-sampling")
     logits = model(torch.tensor([tok.encode(TEXT)]))[0, -1]
     hot = (logits / 1.5).softmax(-1)
@@ -169,7 +169,7 @@ def test_sampling_depends_on_temperature_top_k_and_top_p(
 
 def test_masked_tokens_are_predicted(encoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
     model, tok = encoder
-    page = visit(encoder, text=TEXT, token=3)
+    page = visit(encoder, view="tokens", text=TEXT, token=3)
     page.get_by_test_id("mask").click()
     settle(page)
     ids = tok.encode(TEXT)
@@ -184,7 +184,7 @@ def test_masked_tokens_are_predicted(encoder: Trained, visit: Visit, picture: Ca
 
 def test_the_merge_tree_of_a_word(decoder: Trained, visit: Visit) -> None:
     _, tok = decoder
-    page = visit(decoder, text=TEXT)
+    page = visit(decoder, view="tokens", text=TEXT)
     word = tok.pretokenize(TEXT)[-1]
     states = list(bpe.merge_steps(word, tok.merge_ranks))
     rows = page.locator("[data-testid=merges] tbody tr")
@@ -197,7 +197,7 @@ def test_the_merge_tree_of_a_word(decoder: Trained, visit: Visit) -> None:
 
 def test_bpe_training_on_the_text(decoder: Trained, visit: Visit) -> None:
     text = "low lower lowest low low"
-    page = visit(decoder, text=text)
+    page = visit(decoder, view="tokens", text=text)
     counts: dict[bytes, int] = {}
     for word in gh.text.bpe.pretokenizer.split(text, "gpt2"):
         counts[word.encode()] = counts.get(word.encode(), 0) + 1
@@ -240,7 +240,7 @@ def test_hostile_tokens_are_text(text: str, width: int, decoder: Trained, visit:
     tok = hostile_tokenizer(text)
     small = gh.build(gh.preset("tiny-decoder", vocab_size=len(tok), n_layers=1)).eval()
     for loaded, given in (((model, decoder[1]), text), ((small, tok), text)):
-        page = visit(loaded, width=width, text=given)
+        page = visit(loaded, view="tokens", width=width, text=given)
         page.on("dialog", lambda dialog: pytest.fail(f"the text acted: {dialog.message}"))
         assert page.locator("[data-testid=strip-text] .token").count() > 0
         assert page.locator("#page img").count() == 1  # the house in the corner, and no other
@@ -261,21 +261,21 @@ def hostile_tokenizer(text: str) -> gh.Tokenizer:
 def test_it_fits_small_screens_and_the_dark(
     width: int, dark: bool, decoder: Trained, visit: Visit, picture: Callable[[Page, str], Path]
 ) -> None:
-    page = visit(decoder, width=width, dark=dark, text=TEXT)
+    page = visit(decoder, view="tokens", width=width, dark=dark, text=TEXT)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     picture(page, f"text-{width}-{'dark' if dark else 'light'}")
 
 
 def test_a_model_without_a_tokenizer_takes_ids(visit: Visit) -> None:
     model = gh.build(gh.preset("tiny-decoder")).eval()
-    page = visit((model, None))
+    page = visit((model, None), view="tokens")
     assert page.locator("[data-testid=strip-text] .token").all_inner_texts() == NUMBERS.split()
     page.get_by_test_id("box-text").fill("five")
     expect(page.locator(".status")).to_contain_text("no tokenizer")
 
 
 def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT)
+    page = visit(decoder, view="tokens", text=TEXT)
     page.locator("body").press("]")
     page.locator("body").press(".")
     page.locator("body").press(".")
@@ -290,7 +290,7 @@ def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit
 
 
 def test_the_url_has_the_state_but_no_access_token(decoder: Trained, visit: Visit) -> None:
-    page = visit(decoder, text=TEXT, layer=1)
+    page = visit(decoder, view="tokens", text=TEXT, layer=1)
     assert "token=" not in urlsplit(page.url).query
     assert state_of(page) == {"text": TEXT, "layer": 1}
 
@@ -305,7 +305,7 @@ def test_the_same_in_python(kind: str, request: pytest.FixtureRequest, visit: Vi
         "pair": {"text": SOURCE, "target": "eins fünf"},
     }
     site = "decoder.z.0[head=1]" if kind == "pair" else "z.0[head=1]"
-    page = visit((model, tok), edits=[{"kind": "scale", "site": site, "factor": 0.5}], **asked[kind])
+    page = visit((model, tok), view="tokens", edits=[{"kind": "scale", "site": site, "factor": 0.5}], **asked[kind])
     names: dict[str, Any] = {"model": model, "tok": tok}
     exec(page.locator(".python code").text_content() or "", names)
     for token, probability in candidates(page).items():

@@ -281,7 +281,7 @@ class _Backward:
         activated = activation(given)
         self.through_norm(norm, activated)
         self.direction = self.direction * torch.where(given == 0, 0, activated / given)
-        weight, bias = _matrix(linear, self.direction)
+        weight, bias = weight_and_bias(linear, self.direction)
         self.constant = self.constant + self.product(bias)
         self.direction = self.direction @ weight
 
@@ -290,7 +290,7 @@ class _Backward:
 
         Return the contribution of each of the N inputs.
         """
-        weight, bias = _matrix(layer.residual_projection, self.direction)
+        weight, bias = weight_and_bias(layer.residual_projection, self.direction)
         output = F.linear(given.to(weight), weight, bias)
         if isinstance(residual, PostNorm):
             self.through_norm(residual.norm, before + output)
@@ -312,7 +312,7 @@ def _through_frozen_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple
     return norm.frozen(x.to(direction), direction)
 
 
-def _matrix(linear: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
+def weight_and_bias(linear: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
     """Return the weight and bias of a linear layer, with LoRA merged."""
     linear = unwrap_compiled(linear)
     base = linear.base if isinstance(linear, LoRALinear) else linear

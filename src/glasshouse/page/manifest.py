@@ -12,6 +12,7 @@ from glasshouse.page.views import (
     chat,
     interventions,
     notes,
+    overview,
     residual_stream,
     seq2seq,
     tokenization,
@@ -24,6 +25,7 @@ VIEWS = {
     view.name: view
     for view in (
         chat.VIEW,
+        overview.VIEW,
         tokenization.VIEW,
         attention.VIEW,
         residual_stream.VIEW,

@@ -102,6 +102,17 @@ class Trace:
         assert isinstance(value, Tensor)
         return value[0]
 
+    def activations(self, names: list[str]) -> dict[str, Tensor]:
+        """Return the activations at several sites, without the batch axis, from one forward pass."""
+        with self.traces.lock:
+            known = {name: self.traces.get(self.forward_pass, name) for name in names}
+            if missing := {name for name, one in known.items() if one is None}:
+                found = self._pass(self._usual() | missing)
+                for name, value in found.items():
+                    self.traces.put(self.forward_pass, name, value)
+                known |= {name: found[name] for name in missing}
+        return {name: one[0] for name, one in known.items() if isinstance(one, Tensor)}
+
     def attention_map(self, name: str) -> AttentionMap:
         """Return the attention map of a site such as pattern.3."""
         value = self._see(name)

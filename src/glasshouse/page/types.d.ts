@@ -126,6 +126,7 @@ interface PageState {
   notes_card?: string;
   notes_large?: number;
   notes_value?: number;
+  overview_zoom?: string;
   residual_color?: string;
   residual_embed?: number;
   residual_incorrect_token?: number;
@@ -227,6 +228,19 @@ interface LayerMaps {
   maps: PackedTensor;
   pool_size: [number, number];
   stride: number;
+}
+
+type OverviewPart = "attention" | "cross" | "feedforward";
+
+/** One stack of the overview, of which positions from `start` to `stop` are drawn. */
+interface OverviewStack {
+  name: string;
+  start: number;
+  stop: number;
+  of: number;
+  stream: PackedTensor; // norms [1 + layer, position]
+  added: Record<string, PackedTensor>; // norms relative to the stream, by part: [layer, position]
+  heads: Record<string, { norm: PackedTensor; source: PackedTensor; weight: PackedTensor }>; // [layer, head, position]
 }
 
 interface LensResponse {
@@ -610,6 +624,8 @@ interface Responses {
   tile: { cells: PackedTensor };
   scores: HeadScores;
   maps: LayerMaps;
+  overview: { stacks: OverviewStack[] };
+  layer_heads: { weights: PackedTensor; moved: PackedTensor };
   lens: LensResponse;
   norms: NormsResponse;
   cosine_similarity: { cosine: PackedTensor; nearest: (Token & { position: number; cosine: number })[] };
@@ -1008,6 +1024,47 @@ interface AblationStack {
 /** A piece on the screen; some have to be closed. */
 type DrawnPiece = HTMLElement & { close?: () => void };
 type NotesCard = import("glasshouse/views/notes/card.js").Card;
+
+// Overview
+
+type Flow = import("glasshouse/views/overview/flow.js").Flow;
+
+/** What one head moves to a position, and the key of which most comes. */
+interface HeadFlow {
+  part: OverviewPart;
+  layer: number;
+  head: number;
+  key: number;
+  weight: number;
+  share: number;
+}
+
+/** Where to zoom in: a layer, one of its heads, or one product of a query and a key. */
+interface Zoom {
+  layer: number;
+  site: string;
+  head?: number;
+  key?: number;
+  product?: boolean;
+}
+
+interface PictureOptions {
+  room: number; // pixels
+  outcome: string | null; // what is predicted at the selected column
+  selected: number;
+  layer: number;
+  zoom: (where: Zoom) => void;
+  select: (place: number) => void;
+}
+
+/** A stack in the picture: where its columns begin, their width, where its embeddings are, and how flat it is. */
+interface Placed {
+  flow: Flow;
+  x: number;
+  column: number;
+  floor: number;
+  scale: number;
+}
 
 // Residual stream
 

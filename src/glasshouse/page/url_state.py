@@ -18,7 +18,7 @@ from glasshouse.page.views.next_token import Generate, generate_text
 
 MAX_TARGET_TOKENS = 48  # generated for an empty target
 DEFAULTS: JsonDict = {
-    "view": "tokens",
+    "view": "overview",
     "text": "",  # input text; for an encoder-decoder, the source
     "target": "",  # target prefix of an encoder-decoder
     "appended": [],  # token ids after the text or the target

@@ -118,7 +118,7 @@ def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
         if name not in known:
             raise InputError(f"the page has no state key {name!r}; {did_you_mean(name, known)}")
     state: JsonDict = {name: _typed(name, value) for name, value in given.items()}
-    if (view := state.get("view", "tokens")) not in views():
+    if (view := str((DEFAULTS | state)["view"])) not in views():
         raise InputError(f"there is no view {view!r}; {did_you_mean(view, views())}")
     loader = traces.loader
     if view not in (fitting := available_views(loader)):

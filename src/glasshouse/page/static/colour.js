@@ -78,6 +78,17 @@ export function balance(value) {
 }
 
 /**
+ * The colour of a head among so many: hues as far apart as they can be, in the lightness of the theme.
+ * @param {number} head
+ * @param {number} heads
+ * @returns {string}
+ */
+export function headColour(head, heads) {
+  const dark = document.documentElement.dataset.theme === "dark";
+  return `oklch(${dark ? 0.76 : 0.56} 0.16 ${Math.round((360 * head) / heads + 30) % 360})`;
+}
+
+/**
  * Ink that can be read on the colour of a share, or of a value.
  * @param {number} share
  * @returns {string}
