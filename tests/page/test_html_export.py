@@ -65,7 +65,7 @@ def test_a_saved_page_shows_every_view_without_a_server(
 
 def test_a_saved_page_includes_other_tokens_and_heads(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
     model, tok = decoder
-    gh.look(model, tok, TEXT).save(tmp_path / "page.html")
+    gh.look(model, tok, TEXT, view="tokens").save(tmp_path / "page.html")
     troubles: list[str] = []
     page = opened(browser, tmp_path / "page.html", troubles)
     page.locator("[data-testid=strip-text] .token").nth(2).click()

@@ -56,7 +56,7 @@ def test_views_open_and_fit(
 
 
 def test_a_run_has_a_checkpoint_slider(run_folder: Path, visit: Visit, picture: Callable[[Page, str], Path]) -> None:
-    page = visit(run_folder, text=TEXTS["decoder"])
+    page = visit(run_folder, view="tokens", text=TEXTS["decoder"])
     first = page.locator("[data-testid=next] .figure").first.get_attribute("data-value")
     slider = page.get_by_label("checkpoint", exact=True)
     slider.focus()
@@ -137,7 +137,7 @@ def test_a_view_that_failed_to_load_is_retried(path: str, status: int | None, de
     page.locator("#tab-attention").click()
     trouble = page.locator(".pane > .trouble, .status.trouble").filter(visible=True)
     expect(trouble).to_contain_text("The server")
-    page.keyboard.press("2")
+    page.keyboard.press("3")
     settle(page)
     expect(trouble).to_have_count(1)
     fails = False

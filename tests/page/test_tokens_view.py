@@ -282,7 +282,7 @@ def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit
     page.locator("body").press(",")
     settle(page)
     assert {name: state_of(page)[name] for name in ("layer", "head")} == {"layer": 1, "head": 1}
-    page.locator("body").press("2")
+    page.locator("body").press("3")
     settle(page)
     assert state_of(page)["view"] == "attention"
     page.locator("body").press("?")
@@ -292,7 +292,7 @@ def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit
 def test_the_url_has_the_state_but_no_access_token(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, view="tokens", text=TEXT, layer=1)
     assert "token=" not in urlsplit(page.url).query
-    assert state_of(page) == {"text": TEXT, "layer": 1}
+    assert state_of(page) == {"view": "tokens", "text": TEXT, "layer": 1}
 
 
 @pytest.mark.parametrize("kind", ONE_KIND)
