@@ -569,6 +569,7 @@ def test_recipes_load() -> None:
         "finetune-classifier",
         "vaswani-base",
         "python-3m",
+        "english-4m",
         "demo",
         "dpo",
     }

@@ -29,7 +29,7 @@ def train(
         typer.Argument(
             metavar="RUN",
             help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, paraphrases, "
-            "finetune-chat, dpo, finetune-classifier, vaswani-base, python-3m or demo.",
+            "finetune-chat, dpo, finetune-classifier, vaswani-base, python-3m, english-4m or demo.",
         ),
     ] = "stdlib",
     settings: Annotated[
