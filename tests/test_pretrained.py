@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import lzma
+import re
 import socket
 from pathlib import Path
 
@@ -13,7 +14,20 @@ import glasshouse as gh
 from glasshouse import pretrained
 from glasshouse.data.builtin import dates, stdlib
 
-RECIPES = {"python-3m": "python-3m", "dates-1m": "dates"}
+RECIPES = {"python-3m": "python-3m", "dates-1m": "dates", "english-4m": "english-4m"}
+# How a reader might go on; a model that knows no English finds none of them.
+SENTENCES = {
+    "The cat sat on the": "ground floor table chair bed grass sofa wall roof mat rug hearth bench stool",
+    "Once upon a time there was a": "little man king poor young boy girl great woman old queen certain prince fox",
+    "She opened the door and": "saw went looked came ran walked let found said stood entered stepped",
+    "The king was very": "fond happy angry glad old sorry sad pleased much rich good proud kind ill",
+    "The little boy ran to his": "father mother house room home bed brother sister grandfather grandmother",
+    "He took her hand and": "kissed held pressed said led looked drew went walked began smiled",
+    "In the morning they went to the": "house forest town village king church river palace wood castle door garden",
+    '"Come here," said the': "old little man king woman wolf boy queen young fox mother father bear prince",
+    "The old man looked at the": "man boy girl sea king door window old young little other fire ground woman",
+    "It was a dark night, and the": "wind moon sky stars rain light sun snow storm night trees lamp",
+}
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +100,17 @@ def test_python_3m_has_induction_heads() -> None:
     assert scores.induction.max() > 10 * scores.uniform_baseline["induction"].max()
 
 
+def test_english_4m_goes_on_in_english() -> None:
+    model, tok = gh.load("english-4m")
+    wrong: dict[str, str] = {}
+    for prompt, words in SENTENCES.items():
+        text = gh.generate(model, tok, prompt, max_new_tokens=6, temperature=0)[0].text
+        first = re.findall(r"[a-z]+", text)[0]
+        if first not in words.split():
+            wrong[prompt] = text
+    assert len(wrong) <= 1, wrong
+
+
 def test_dates_1m_reads_dates_that_it_was_not_trained_on() -> None:
     """Of 100 dates of the test split, which are in no other split, at least 97 are exact."""
     model, tok = gh.load("dates-1m")
@@ -94,6 +119,8 @@ def test_dates_1m_reads_dates_that_it_was_not_trained_on() -> None:
     assert sum(answer.text == target for answer, (_, target) in zip(answers, pairs, strict=True)) >= 97
 
 
-def test_all_of_it_fits_in_ten_megabytes() -> None:
-    folder = Path(pretrained.__file__).parent
-    assert sum(path.stat().st_size for path in folder.rglob("*") if "__pycache__" not in path.parts) < 10e6
+def test_no_model_takes_more_than_eight_megabytes() -> None:
+    for name in pretrained.names():
+        folder = pretrained.find(name)
+        assert folder is not None
+        assert sum(path.stat().st_size for path in folder.rglob("*")) < 8e6, name

@@ -12,7 +12,7 @@ from glasshouse.cli import screen, texts
 
 app = typer.Typer()
 
-MODEL_HELP = "A model or run folder, a hub id, or a bundled model (python-3m, dates-1m)."
+MODEL_HELP = "A model or run folder, a hub id, or a bundled model (python-3m, english-4m, dates-1m)."
 ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)]
 Ignore = Annotated[
     list[str] | None, typer.Option(help="Unknown keys of config.json to ignore, as a,b; can be repeated.")

@@ -14,6 +14,7 @@ DEFAULT = "python-3m"  # the model of `glasshouse look` and `glasshouse generate
 # A prompt that shows what a model does: head 1 of layer 3 of python-3m, an induction head, finds `height`.
 PROMPTS = {
     "dates-1m": "Mittwoch, 23. März 2033",
+    "english-4m": 'The fox said to the bear, "Good morning, bear." And the bear said to the',
     "python-3m": (
         "def area(width, height):\n    return width * height\n\ndef volume(width, height, depth):\n    return width *"
     ),
@@ -24,7 +25,7 @@ def names() -> list[str]:
     """Return the names of the models.
 
     >>> names()
-    ['dates-1m', 'python-3m']
+    ['dates-1m', 'english-4m', 'python-3m']
     """
     return list(PROMPTS)
 
