@@ -550,3 +550,39 @@ def test_two_checkpoints_side_by_side(run_folder: Path, visit: Visit, picture: P
     settle(page)
     expect(page.get_by_test_id("map")).to_have_count(2)
     picture(page, "attention-beside")
+
+
+def test_lines_of_all_heads_in_their_colours(decoder: Trained, visit: Visit) -> None:
+    model, tok = decoder
+    text = "the cat sat on the mat"
+    page = visit(decoder, view="attention", text=text, layer=1, attention_lines="heads", token=4)
+    with torch.no_grad(), gh.record(model, "pattern.1") as seen:
+        model(torch.tensor([tok.encode(text)]))
+    strands = page.get_by_test_id("lines").locator(".strand")
+    drawn = strands.evaluate_all("all => all.map(one => [+one.dataset.head, +one.dataset.key, +one.dataset.value])")
+    expected = seen["pattern.1"][0, :, 4]
+    assert {(head, key) for head, key, _ in drawn} == {(int(h), int(k)) for h, k in (expected >= 0.02).nonzero()}
+    for head, key, value in drawn:
+        assert value == pytest.approx(float(expected[head, key]), rel=1e-4)
+    colours = strands.evaluate_all("all => all.map(one => [one.dataset.head, one.style.stroke])")
+    assert len({colour for _, colour in colours}) == len({head for head, _ in colours}) > 1
+    page.locator(".line-head[data-head='0']").click()  # without head 0
+    expect(page.locator(".strand[data-head='0']")).to_have_count(0)
+    assert strands.count() == sum(head != 0 for head, _, _ in drawn)
+
+
+@pytest.mark.parametrize("name", ["python-3m"])
+def test_the_page_opens_on_an_induction_head(name: str, visit: Visit) -> None:
+    model, tok = gh.load(name)
+    ids = torch.tensor([tok.encode(gh.pretrained.PROMPTS[name])])
+    scores = gh.head_scores(model, ids).induction
+    layer, head = divmod(int(scores.argmax()), scores.shape[1])
+    with torch.no_grad(), gh.record(model, f"pattern.{layer}") as seen:
+        model(ids)
+    key = int(seen[f"pattern.{layer}"][0, head, -1].argmax())
+    assert ids[0, key - 1] == ids[0, -1]  # it follows an earlier occurrence of the last token
+    page = visit(name, view="attention", width=1366)
+    expect(page.get_by_test_id("head-title")).to_have_text(f"Layer {layer}, head {head}")
+    assert state_of(page)["key"] == key
+    grid = page.get_by_test_id("heads")  # all layers in view, without a scroll bar of its own
+    assert grid.evaluate("one => one.scrollHeight <= one.clientHeight")

@@ -472,3 +472,25 @@ def test_a_sweep_without_a_number_for_any_head_ends(decoder: Trained, visit: Vis
     page.locator("[data-testid=sweep]").click()
     settle(page)
     expect(page.locator("[data-testid=sweep-progress]")).to_contain_text("Each number is the increase in mean loss")
+
+
+def test_the_last_token_is_on_the_first_page_of_patching(decoder: Trained, visit: Visit) -> None:
+    text = "the cat sat on the mat and the dog sat on the rug. " * 3
+    length = len(decoder[1].encode(text))
+    assert 40 < length <= 48
+    page = visit(decoder, view="interventions", text=text, patch_from=text.replace("mat", "rug"))
+
+    def places() -> list[int]:
+        sites = page.get_by_test_id("patches").locator("[role=row]").first.locator("[data-site*=position]")
+        return sites.evaluate_all("all => all.map(one => +one.dataset.site.match(/position=(\\d+)/)[1])")
+
+    seen = first = places()
+    assert first[:19] == list(range(19))
+    assert first[-1] >= length - 1
+    while page.get_by_label("later tokens").is_enabled():
+        page.get_by_label("later tokens").click()
+        seen = seen + places()
+    assert set(seen) >= set(range(length))  # none is skipped
+    while page.get_by_label("earlier tokens").is_enabled():
+        page.get_by_label("earlier tokens").click()
+    assert places() == first

@@ -324,3 +324,13 @@ def test_a_full_bar_is_a_probability_of_one(decoder: Trained, visit: Visit) -> N
     assert len(widths) > 3
     for width, probability in widths:
         assert width == pytest.approx(probability, abs=0.01)
+
+
+def test_generated_tokens_are_shown_beside_the_button(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, view="tokens", text=TEXT, temperature=0)
+    page.get_by_test_id("generate-20").click()
+    settle(page)
+    (made,) = gh.generate(*decoder, TEXT, max_new_tokens=20, temperature=0)
+    shown = page.locator(".written .token")
+    expect(shown).to_have_count(len(made.ids))
+    assert [int((one.get_attribute("title") or "").split("id ")[-1]) for one in shown.all()] == made.ids

@@ -8,8 +8,12 @@ from glasshouse import spec
 from glasshouse.config import JsonDict, Settings
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq, count_parameters
 from glasshouse.models.heads import LMHead
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.manifest import available_views
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views.attention import telling_selection
+
+LARGE = 200e6  # parameters
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,20 @@ def model_info(traces: TraceCache, params: ModelInfo) -> JsonDict:
         "run": loader.run is not None,
         "views": available_views(loader),
         "example": loader.example(),
+        "opens_at": opening_selection(traces, params.checkpoint),
     }
+
+
+def opening_selection(traces: TraceCache, checkpoint: str) -> dict[str, int]:
+    """Return what is selected when the page opens on the example: an induction head, if the model has one there.
+
+    A large model opens without, as it would wait for a forward pass.
+    """
+    loaded = traces.loader.get(checkpoint)
+    if not isinstance(loaded.model, Decoder) or count_parameters(loaded.model.spec) > LARGE:
+        return {}
+    example = ForwardPass(PagePrompt(traces.loader.example()), checkpoint or traces.loader.latest())
+    return telling_selection(traces, example)
 
 
 @dataclass(frozen=True)

@@ -71,6 +71,7 @@ interface Model {
   run: boolean;
   views: string[];
   example: string;
+  opens_at: { layer?: number; head?: number; key?: number }; // what is selected on the example
 }
 
 // Forward passes and the state of the page

@@ -80,9 +80,13 @@ export class Page {
     state.follow((changed) => this.changed(changed));
     if (served && state.values.answer && !state.values.appended.length)
       await this.routing.openAnswer(state.values.answer);
-    const { text: given, appended } = state.values;
-    if (!given && !appended.length && model.example) state.begin({ text: model.example });
-    else state.begin({});
+    const { text: given, appended, layer, head, key } = state.values;
+    const isExample = !given && !appended.length && model.example;
+    const isSelected = layer || head || key;
+    state.begin({
+      ...(isExample ? { text: model.example } : {}),
+      ...(isExample && !isSelected ? model.opens_at : {}),
+    });
     await this.changed(new Set(["text", "view", "checkpoint"]), true);
     const { target, appended: chosen } = state.values;
     if (model.kind === "seq2seq" && model.generates && !target && !chosen.length && !isSaved)

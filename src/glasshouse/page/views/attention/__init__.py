@@ -1,6 +1,6 @@
 """Attention: small maps of all heads, tiles of one head's map, head scores, and one query-key pair."""
 
-from glasshouse.page.views.attention.head_scoring import SCORE_FIELDS, Scores, scores
+from glasshouse.page.views.attention.head_scoring import SCORE_FIELDS, Scores, scores, telling_selection
 from glasshouse.page.views.attention.map_tiles import TILE, Maps, Tile, levels, maps, tile
 from glasshouse.page.views.attention.query_key_pair import QueryKey, query_key
 from glasshouse.page.views.attention.view import VIEW, initial_requests
@@ -18,5 +18,6 @@ __all__ = [
     "maps",
     "query_key",
     "scores",
+    "telling_selection",
     "tile",
 ]

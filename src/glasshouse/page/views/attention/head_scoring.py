@@ -65,6 +65,20 @@ def scores(traces: TraceCache, params: Scores) -> JsonDict:
     return {"heads": heads, "uniform": [layer[0] for layer in even], "scored": min(length, SCORED), "of": length}
 
 
+def telling_selection(traces: TraceCache, forward_pass: ForwardPass) -> dict[str, int]:
+    """Return the layer and head with the highest induction score, and the key that the last token attends to there.
+
+    Empty where no head is an induction head.
+    """
+    found = scores(traces, Scores(forward_pass))["heads"]
+    places = [(layer, head) for layer, row in enumerate(found) for head in range(len(row))]
+    layer, head = max(places, key=lambda at: found[at[0]][at[1]]["induction"] or 0.0)
+    if found[layer][head]["label"] != "induction":
+        return {}
+    key = int(layer_map(traces.trace(forward_pass), "pattern", layer).weights(head, -1)[0].argmax())
+    return {"layer": layer, "head": head, "key": key}
+
+
 def _score_dict(values: list[float]) -> JsonDict:
     return {name: serialization.finite_or_none(one) for name, one in zip(SCORE_NAMES, values, strict=False)}
 

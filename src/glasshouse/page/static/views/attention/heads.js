@@ -96,7 +96,7 @@ export function heads(selection) {
       });
       const line = h(
         "div",
-        { class: "layer", style: { "--heads": model.n_heads } },
+        { class: "layer", style: { "--heads": model.n_heads, "--layers": layers } },
         h("span", { class: "name" }, h("span", { class: "word" }, "layer "), String(layer)),
         cells.map((one) => one.button),
       );
@@ -104,7 +104,7 @@ export function heads(selection) {
     });
     const top = h(
       "div",
-      { class: "layer top", "aria-hidden": "true", style: { "--heads": model.n_heads } },
+      { class: "layer top", "aria-hidden": "true", style: { "--heads": model.n_heads, "--layers": layers } },
       h("span", {}),
       Array.from({ length: model.n_heads }, (_, head) =>
         h("span", { class: "name" }, head ? String(head) : "head 0"),

@@ -1,11 +1,12 @@
-// One head as lines between queries and keys.
+// One head as lines between queries and keys, or all heads of a layer, each in its colour.
 
 import { isSaved } from "glasshouse/api.js";
+import { headColour } from "glasshouse/colour.js";
 import { h, put, s } from "glasshouse/dom.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
 import { clamp, percent, short } from "glasshouse/number.js";
 import { choice, panel, token } from "glasshouse/widgets.js";
-import { decodeTensor } from "glasshouse/tensor.js";
+import { row as rowOf, decodeTensor } from "glasshouse/tensor.js";
 
 const HIGH = 24; // pixels of a token
 const WINDOW = 60; // tokens between which lines are drawn
@@ -22,6 +23,7 @@ export function lines(selection) {
     [
       ["one", "from the selected token"],
       ["all", "from all"],
+      ["heads", "all heads of the layer"],
     ],
     (one) => context.set({ attention_lines: one === "one" ? undefined : one }),
   );
@@ -36,10 +38,14 @@ export function lines(selection) {
   });
   const frame = h("div", { class: "frame", data: { testid: "lines" } }, left, web, right);
   const note = h("p", { class: "quiet", data: { testid: "lines-note" } });
+  /** @type {Set<number>} */
+  const hidden = new Set(); // heads whose lines are not drawn
+  const legend = h("div", { class: "line-heads", role: "group", "aria-label": "heads that are drawn" });
   const node = panel(
     "Attention lines",
     "Queries on the left, keys on the right; opacity is the attention weight.",
     h("div", { class: "controls" }, which),
+    legend,
     frame,
     note,
   );
@@ -88,14 +94,58 @@ export function lines(selection) {
     return Array.from({ length: rows[1] - rows[0] }, (_, i) => [rows[0] + i, (key) => at(rows[0] + i, key)]);
   }
 
-  return {
+  /** The heads of the layer, each a switch for its lines. */
+  function drawLegend() {
+    const count = context.model.n_heads;
+    put(
+      legend,
+      Array.from({ length: count }, (_, head) =>
+        h(
+          "button",
+          {
+            type: "button",
+            class: "line-head",
+            "aria-pressed": String(!hidden.has(head)),
+            "aria-label": `head ${head}`,
+            data: { head },
+            on: {
+              click: () => {
+                if (!hidden.delete(head)) hidden.add(head);
+                part.draw();
+              },
+            },
+          },
+          h("i", { style: { background: headColour(head, count) } }),
+          String(head),
+        ),
+      ),
+    );
+  }
+
+  /**
+   * The weights of the selected query in every head that is shown.
+   * @returns {Promise<{ head: number, weights: Tensor["data"] }[]>}
+   */
+  async function ofHeads() {
+    const { forward_pass, attention, layer } = selection.place;
+    const found = await context.request("layer_heads", { forward_pass, attention, layer, position: selection.query });
+    const tensor = decodeTensor(found.weights);
+    return Array.from({ length: tensor.shape[0] }, (_, head) => ({ head, weights: rowOf(tensor, head) })).filter(
+      (one) => !hidden.has(one.head),
+    );
+  }
+
+  const part = {
     node,
     async draw() {
       const { queries, keys, query, key } = selection;
       const isComplete = !isSaved || (queries.length <= TILE && keys.length <= TILE); // a saved page has the map as one tile
       const all = isComplete && context.state.attention_lines === "all";
-      which.show(all ? "all" : "one");
+      const heads = context.state.attention_lines === "heads" ? await ofHeads() : null;
+      which.show(heads ? "heads" : all ? "all" : "one");
       which.hidden = !isComplete;
+      legend.hidden = !heads;
+      if (heads) drawLegend();
       const found = await selection.requestQueryKey();
       const rows = span(query, queries.length);
       // Both sides show the same window if the largest weight lies there; otherwise the keys are centred on it.
@@ -103,7 +153,7 @@ export function lines(selection) {
       const columns = queries === keys && peak >= rows[0] && peak < rows[1] ? rows : span(peak, keys.length);
       const many = await weights(all, rows, columns, found);
       const row = decodeTensor(found.weights).data;
-      const most = all ? 1 : (found.top[0]?.weight ?? 1);
+      const most = all || heads ? 1 : (found.top[0]?.weight ?? 1);
       const moved = drawn.queries !== queries || drawn.query !== query;
       drawn = { queries, query };
       if (moved)
@@ -130,8 +180,26 @@ export function lines(selection) {
       const height = HIGH * Math.max(rows[1] - rows[0], columns[1] - columns[0]);
       web.setAttribute("viewBox", `0 0 100 ${height}`);
       web.style.setProperty("height", `${height}px`);
+      /** @type {Child[]} */
       const strands = [];
-      for (const [place, weight] of many) {
+      for (const { head, weights: some } of heads ?? []) {
+        const y = (query - rows[0] + 0.5) * HIGH;
+        for (let other = columns[0]; other < columns[1]; other += 1) {
+          if (!(some[other] >= FAINT)) continue;
+          const to = (other - columns[0] + 0.5) * HIGH;
+          strands.push(
+            s("path", {
+              class: "strand",
+              d: `M0 ${y} C40 ${y} 60 ${to} 100 ${to}`,
+              style: { stroke: headColour(head, context.model.n_heads) },
+              "stroke-opacity": Math.min(1, some[other]).toFixed(4),
+              data: { head, query, key: other, value: some[other] },
+              "vector-effect": "non-scaling-stroke",
+            }),
+          );
+        }
+      }
+      for (const [place, weight] of heads ? [] : many) {
         for (let other = columns[0]; other < columns[1]; other += 1) {
           const much = weight(other);
           if (!(much >= FAINT * most)) continue;
@@ -155,7 +223,7 @@ export function lines(selection) {
       const said = [
         ` are the weights of `,
         token(queries[query], { class: "selected" }),
-        all ? "." : `; a full line is ${short(most)}.`,
+        heads ? ` in head ${selection.head}; a full line is 1.` : all ? "." : `; a full line is ${short(most)}.`,
       ];
       if (columns[1] - columns[0] < keys.length)
         said.push(
@@ -167,6 +235,7 @@ export function lines(selection) {
         frame.scrollTop = chosen.offsetTop - frame.clientHeight / 2;
     },
   };
+  return part;
 }
 
 /**

@@ -107,7 +107,7 @@ export function patching(context, changes) {
 
   /** @param {number} by */
   function turn(by) {
-    from = Math.max(0, from + by);
+    from = from === 0 && by > 0 ? PLACES - 1 : Math.max(0, from + by); // the first page has the last token as well
     fill();
   }
 
@@ -139,7 +139,13 @@ export function patching(context, changes) {
       context.token,
     ]);
   /** @type {(length: number) => number[]} */
-  const inView = (length) => Array.from({ length: clamp(length - from, PLACES) }, (_, i) => from + i);
+  const inView = (length) => {
+    const shown = Array.from({ length: clamp(length - from, PLACES) }, (_, i) => from + i);
+    // The last token, at which the prediction is read, is on the first page too.
+    return from === 0 && length > PLACES ? [...shown.slice(0, -1), length - 1] : shown;
+  };
+  /** @type {(place: number) => boolean} */
+  const isApart = (place) => from === 0 && place >= PLACES;
   const shared = () => Math.min(row().length, other.length); // positions that both texts have
 
   /**
@@ -197,6 +203,7 @@ export function patching(context, changes) {
               class: row()[place]?.id === other[place]?.id ? "" : "differs",
               title: `token ${place}`,
             },
+            isApart(place) ? "… " : "",
             label(tokens[place]),
           ),
         ),

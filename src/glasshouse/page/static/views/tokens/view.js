@@ -207,7 +207,13 @@ async function generate(context, n, written) {
   context.page.wait(1);
   try {
     const made = await context.request("generate", body);
-    put(written, made.tokens.length ? "" : "The model generated the end-of-text token.");
+    if (made.tokens.length)
+      put(
+        written,
+        "Generated: ",
+        made.tokens.map((one) => token(one, { class: "appended" })),
+      );
+    else put(written, "The model generated the end-of-text token.");
     context.set({ appended: [...appended, ...made.tokens.map((one) => one.id)], token: -1, seed: seed + 1 });
   } catch (error) {
     put(written, error.message);
