@@ -124,6 +124,7 @@ interface PageState {
   interventions_stack?: string;
   notes_all?: number;
   notes_card?: string;
+  notes_cards?: string;
   notes_large?: number;
   notes_value?: number;
   residual_color?: string;

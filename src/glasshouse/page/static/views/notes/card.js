@@ -23,6 +23,8 @@ export class Card {
     this.number = given.number;
     /** @type {Slider | null} */
     this.slider = null;
+    /** @type {number | undefined} */
+    this.value = undefined; // of the slider, where it was moved
     this.head = h(
       "button",
       {
@@ -79,7 +81,7 @@ export class Card {
           oninput: (value) => this.moved(value),
         })
       : null;
-    if (control) this.slider?.show(control.start);
+    this.showValue();
     put(
       this.inside,
       h("p", { class: "says" }, inline(`${given.says}.`)),
@@ -140,6 +142,11 @@ export class Card {
           ]
         : null,
     );
+  }
+
+  /** Move the slider to where the figure is drawn. */
+  showValue() {
+    this.slider?.show(this.value ?? this.given.figure?.control?.start ?? 0);
   }
 
   /** @param {number} value */
