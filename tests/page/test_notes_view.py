@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -339,6 +340,36 @@ def test_cards_that_a_saved_page_lacks_are_disabled(bundled: Trained, browser: B
     assert head.is_disabled()
     assert "needs the running page" in (head.get_attribute("title") or "")
     page.context.close()
+
+
+CLIPPED = """() => [...document.querySelectorAll(".notes .piece")].filter((one) => one.checkVisibility())
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 || one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.textContent.slice(0, 80))"""
+
+
+@pytest.mark.long
+def test_cards_print_as_a_hand_out(bundled: Trained, browser: Browser, tmp_path: Path) -> None:
+    cards = ["T1", "A1", "A3", "B5", "M4"]
+    gh.look(*bundled, TEXT, view="notes", notes_cards=",".join(cards)).save(tmp_path / "lecture.html")
+    context = browser.new_context(offline=True, viewport={"width": 718, "height": 1000}, color_scheme="dark")
+    page = context.new_page()
+    page.goto((tmp_path / "lecture.html").as_uri())
+    settle(page)
+    page.emulate_media(media="print")
+    for left_out in (".known", ".card input", ".try", ".where", ".reading", "textarea"):
+        assert not page.locator(left_out).filter(visible=True).count(), left_out
+    expect(page.locator("#card-A3 .slider output")).to_be_visible()  # where the slider stood
+    assert page.locator("#card-A3 .bars").count() > 0
+    assert page.evaluate(CLIPPED) == []
+    pieces = page.locator(".piece")
+    assert set(pieces.evaluate_all("(all) => all.map((one) => getComputedStyle(one).breakInside)")) == {"avoid"}
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("html").get_attribute("data-theme") == "light"  # ink on paper, whatever the screen has
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    pages = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
+    assert pages < len(cards)  # more than one on a page
+    context.close()
 
 
 def offline(browser: Browser, path: Path) -> Page:

@@ -46,7 +46,7 @@ def notes(
     print.
     """
     state: dict[str, object] = {"text": text, "view": "notes"}
-    cards = [gh.notes.statement(one.strip()).number for one in card.split(",")] if card else []
+    cards = [gh.notes.statement(one.strip().upper()).number for one in card.split(",")] if card else []
     if save is not None and not cards:
         state["notes_all"] = 1
     elif save is not None or len(cards) > 1:

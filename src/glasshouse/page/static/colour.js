@@ -147,11 +147,14 @@ function remembered() {
   }
 }
 
-function showTheme() {
-  document.documentElement.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
+/** @param {string} [theme] */
+function showTheme(theme = chosen ?? (system.matches ? "dark" : "light")) {
+  document.documentElement.dataset.theme = theme;
   tables = null;
   for (const act of followers) act();
 }
 
-system.addEventListener("change", showTheme);
+system.addEventListener("change", () => showTheme());
+addEventListener("beforeprint", () => showTheme("light")); // paper is white
+addEventListener("afterprint", () => showTheme());
 showTheme();

@@ -101,8 +101,8 @@ export class Card {
           ` ${given.code.name}`,
           given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null,
         ),
-        h("dt", {}, "Link"),
-        h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`)),
+        h("dt", { class: "link-to" }, "Link"),
+        h("dd", { class: "link-to" }, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`)),
       ),
       h("details", { class: "known", data: { testid: "known" } }, h("summary", {}, "How we know"), this.evidence()),
     );
