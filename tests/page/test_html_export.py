@@ -229,6 +229,12 @@ def test_invalid_selections_are_rejected(state: dict[str, object], sentence: str
         gh.look(*decoder, **{"text": TEXT, **state})
 
 
+def test_a_page_is_saved_as_html_alone(decoder: Trained, tmp_path: Path) -> None:
+    with pytest.raises(gh.InputError, match=r"a page cannot be saved as 'x.png'; name a file .html"):
+        gh.look(*decoder, TEXT).save(tmp_path / "x.png")
+    assert not list(tmp_path.iterdir())
+
+
 def test_wrong_types_are_rejected(decoder: Trained) -> None:
     with pytest.raises(gh.InputError, match="the model is a str, but it must be one that gh"):
         gh.look("runs/mine/model")

@@ -34,7 +34,12 @@ class Look:
         return html_export.export_html(self.traces, self.given)
 
     def save(self, path: str | Path) -> None:
-        """Write the page to a file."""
+        """Write the page to an HTML file; each of its figures has a button that saves it as SVG or PNG."""
+        if Path(path).suffix.lower() not in (".html", ".htm"):
+            raise InputError(
+                f"a page cannot be saved as {Path(path).name!r}; name a file .html, in which each figure can be saved "
+                "as SVG or PNG."
+            )
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def open(self, *, port: int = 0, browser: bool = True) -> Server:
@@ -52,7 +57,9 @@ class Look:
         return fragment(self.given)
 
     def _repr_html_(self) -> str:
-        frame = 'width="100%" height="860" style="border:0" sandbox="allow-scripts" title="Glasshouse"'
+        frame = (
+            'width="100%" height="860" style="border:0" sandbox="allow-scripts allow-downloads" title="Glasshouse"'
+        )
         return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
 
 
