@@ -1159,3 +1159,10 @@ interface KeyedColumn {
   class?: string;
   of: (j: number) => Child;
 }
+
+/** What was drawn on a canvas while a picture was taken. */
+interface Drawn {
+  shapes: SVGElement[];
+  texts: { x: number; y: number; node: SVGElement }[];
+  hasPixels: boolean;
+}

@@ -37,7 +37,7 @@ class Look:
         """Write the page to an HTML file; each of its figures has a button that saves it as SVG or PNG."""
         if Path(path).suffix.lower() not in (".html", ".htm"):
             raise InputError(
-                f"a page cannot be saved as {Path(path).name!r}; name a file .html, in which each figure can be saved "
+                f"a page cannot be saved as {Path(path).name!r}; name a file .html, whose figures can be saved "
                 "as SVG or PNG."
             )
         Path(path).write_text(self.html(), encoding="utf-8")

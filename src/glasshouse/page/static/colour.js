@@ -1,6 +1,7 @@
 // Theme and colour scales: one sequential, one diverging.
 
-import { h, penOf } from "glasshouse/dom.js";
+import { h } from "glasshouse/dom.js";
+import { penOf } from "glasshouse/pen.js";
 import { clamp } from "glasshouse/number.js";
 
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -147,8 +148,11 @@ function remembered() {
   }
 }
 
-/** @param {string} [theme] */
-function showTheme(theme = chosen ?? (system.matches ? "dark" : "light")) {
+/**
+ * Show a theme, by default that of the reader or the system.
+ * @param {string} [theme]
+ */
+export function showTheme(theme = chosen ?? (system.matches ? "dark" : "light")) {
   document.documentElement.dataset.theme = theme;
   tables = null;
   for (const act of followers) act();

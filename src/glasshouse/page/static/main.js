@@ -19,16 +19,25 @@ import { h, put } from "glasshouse/dom.js";
 import { keyHelp, pressed } from "glasshouse/keyboard.js";
 import { served } from "glasshouse/manifest.js";
 import { count, plural } from "glasshouse/number.js";
+import { captionBy } from "glasshouse/picture.js";
 import { Prompt } from "glasshouse/prompt.js";
 import { Routing } from "glasshouse/routing.js";
 import { State } from "glasshouse/state.js";
 import { ViewContext } from "glasshouse/view_context.js";
 import { live } from "glasshouse/saved_page.js";
-import { stepper } from "glasshouse/widgets.js";
+import { cut, stepper } from "glasshouse/widgets.js";
 
 const LATER = 1000; // milliseconds before the views that are not open are prefetched
 const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // state keys that change the tokens
 const PATIENCE = 250; // milliseconds before the progress bar shows
+const LONGEST = 160; // letters of the text in the caption of a picture
+/** What the figures of a view depend on; those of others on all of it. @type {Record<string, string[]>} */
+const READS = {
+  tokens: ["pass", "position"],
+  residual: ["pass", "position"],
+  interventions: ["pass", "position"],
+  run: [],
+};
 
 export class Page {
   constructor() {
@@ -120,6 +129,7 @@ export class Page {
       this.keys,
     );
     addEventListener("keydown", (event) => pressed(this, event));
+    captionBy((reads) => this.caption(reads ?? READS[this.routing.view.name]));
   }
 
   /** Show what depends on the model. */
@@ -333,6 +343,31 @@ export class Page {
   }
 
   // Tools
+
+  /**
+   * What a figure is of, in words, for its picture.
+   * @param {string[]} [reads]
+   * @returns {string[]}
+   */
+  caption(reads = ["pass", "layer", "head", "position"]) {
+    const { layer, head, text, edits } = this.state.values;
+    const context = new ViewContext(this, "");
+    /** @type {(name: string, said: string) => string[]} */
+    const where = (name, said) => (reads.includes(name) ? [said] : []);
+    const { tokens } = this;
+    const words = (tokens.source?.length ? tokens.source : context.row).map((one) => one.text).join("");
+    const shown = cut((text || words).replace(/\n/g, "⏎"), LONGEST);
+    return [
+      [
+        [this.model.name, this.checkpoints()[0]].filter(Boolean).join(", "),
+        ...where("layer", `layer ${layer}`),
+        ...where("head", `head ${head}`),
+        ...where("position", `token ${context.token} “${context.row[context.token]?.text ?? ""}”`),
+        ...(edits.length && reads.includes("pass") ? [plural(edits.length, "edit")] : []),
+      ].join(" · "),
+      ...where("pass", `text: ${shown}`),
+    ];
+  }
 
   async saveFile() {
     this.save.disabled = true;

@@ -1,6 +1,7 @@
 // One card: why it matters, the statement, its live figure with a slider, the line of code, and, folded, how we know.
 
 import { h, put } from "glasshouse/dom.js";
+import { pictureButton } from "glasshouse/picture.js";
 import { slider } from "glasshouse/widgets.js";
 import { draw, inline } from "glasshouse/views/notes/pieces.js";
 
@@ -164,8 +165,27 @@ export class Card {
     this.clear();
     const [drawn, example] = [pieces.map(draw), worked.map(draw)];
     this.pieces = [...drawn, ...example];
+    [...pieces, ...worked].forEach((one, i) => {
+      this.offerPicture(this.pieces[i], "title" in one ? one.title : this.given.title);
+    });
     put(this.figure, drawn);
     put(this.worked, example.length ? [h("h4", {}, "Worked example"), ...example] : []);
+  }
+
+  /**
+   * Offer a picture of a piece, unless it is a sentence.
+   * @param {DrawnPiece} piece
+   * @param {string} title
+   */
+  offerPicture(piece, title) {
+    if (piece.matches(".said")) return;
+    const { given } = this;
+    const told = () => {
+      const control = given.figure?.control;
+      const moved = control ? [`${control.label}: ${this.value ?? control.start}`] : [];
+      return { about: [`${given.number}: ${given.title}`, ...moved], reads: given.figure?.reads ?? [] };
+    };
+    piece.append(pictureButton(title, () => piece, told));
   }
 
   /**

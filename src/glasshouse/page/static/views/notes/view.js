@@ -3,7 +3,6 @@
 import { isAvailable, isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 import { live } from "glasshouse/saved_page.js";
-import { panel } from "glasshouse/widgets.js";
 import { Card } from "glasshouse/views/notes/card.js";
 
 /**
@@ -58,9 +57,15 @@ class Notes {
     this.list = h("div", { class: "lectures", on: { keydown: (event) => this.walk(event) } });
     root.classList.add("notes");
     root.append(
-      panel(
-        "The notes, live",
-        "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know. Token, layer and head are selected above.",
+      h(
+        "section",
+        { class: "panel" },
+        h("h2", {}, "The notes, live"),
+        h(
+          "p",
+          { class: "about" },
+          "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know. Token, layer and head are selected above.",
+        ),
         this.examples,
         this.index,
         h("div", { class: "controls" }, this.all, this.large),
