@@ -21,7 +21,7 @@ The statements of the lectures about transformers that this program was founded 
 glasshouse notes --save lecture.html
 ```
 
-writes all of them as one offline page. [Claims](claims.md) has the tables with everything that was measured.
+writes all of them as one offline page, and `--card A1,A3,M4` these three in this order; sliders work in it, and printed it is a hand-out. [Claims](claims.md) has the tables with everything that was measured.
 """  # noqa: E501
 
 

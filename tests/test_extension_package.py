@@ -26,6 +26,7 @@ import torch
 from hatchling.builders.wheel import WheelBuilder
 from playwright.sync_api import expect, sync_playwright
 from processes import FORKS, SECONDS
+from saved_page import scripts, unpack
 
 import glasshouse as gh
 from glasshouse import device
@@ -141,11 +142,9 @@ def test_its_view_is_in_a_saved_page_with_its_numbers(site: Path, trained: tuple
     assert done.code == 0
     page = (folder / "page.html").read_text()
     assert '{"name":"gates","title":"Gates"}' in page
-    assert '"glasshouse/views/gates/view.js"' in page
+    assert "views/gates/view.js" in scripts(page)
     assert ".gates td" in page
-    saved = re.search(r'id="saved">(.*?)</script>', page, re.DOTALL)
-    assert saved is not None
-    answers = json.loads(saved[1])["responses"]
+    answers = unpack(page)["responses"]
     (layers,) = (answer["layers"] for name, answer in answers.items() if name.startswith("gates "))
     assert [len(heads) for heads in layers] == [4, 4]
     assert all(0 < one < 1 for heads in layers for one in heads)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.cookiejar
+import json
 import re
 import signal
 import urllib.error
@@ -10,9 +11,11 @@ import urllib.request
 from pathlib import Path
 
 import pytest
+from saved_page import unpack
 
 import glasshouse as gh
 from cli.runner import Call, Forked
+from glasshouse.page.url_state import state_of
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +52,29 @@ def test_a_page_is_written_to_a_file(folder: Path, call: Call, tmp_path: Path) -
     done = call("look", folder, "--text", "to be or", "--view", "attention", "--save", tmp_path / "page.html")
     assert done.code == 0
     assert "page.html" in done.out
-    assert "view=attention" in (tmp_path / "page.html").read_text()
+    assert "view=attention" in unpack((tmp_path / "page.html").read_text())["fragment"]
+
+
+@pytest.mark.slow
+def test_a_lecture_is_some_cards_in_their_order(folder: Path, call: Call, tmp_path: Path) -> None:
+    done = call("notes", folder, "--card", "M4, a12", "--save", tmp_path / "lecture.html")
+    assert done.code == 0, done.err
+    held = unpack((tmp_path / "lecture.html").read_text())
+    assert state_of(held["fragment"])["notes_cards"] == "M4,A12"
+    drawn = {
+        json.loads(key.partition(" ")[2])["number"] for key in held["responses"] if key.startswith("note_figure")
+    }
+    assert drawn == {"M4", "A12"}
+
+
+@pytest.mark.parametrize(
+    ("cards", "said"), [("A1,A33", "there is no statement 'A33'; did you mean A3?"), ("A1,", "no statement ''")]
+)
+def test_a_card_that_is_not_there_is_one_sentence(folder: Path, call: Call, cards: str, said: str) -> None:
+    done = call("notes", folder, "--card", cards, "--no-browser")
+    assert done.code == 1
+    assert said in done.err
+    assert done.err.count("\n") == 1
 
 
 @pytest.mark.few(2)

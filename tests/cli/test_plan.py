@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 
 import pytest
+from saved_page import unpack
 
 from cli.runner import Call
 
@@ -103,9 +103,7 @@ def test_the_picture_is_one_file(call: Call, run: str, monkeypatch: pytest.Monke
     assert done.code == 0, done.err
     (page,) = tmp_path.glob("plan-*.html")
     assert page.as_uri() in done.err
-    held = re.search('<script type="application/json" id="plan">(.*?)</script>', page.read_text(encoding="utf-8"))
-    assert held is not None
-    assert json.loads(held[1])["plan"] == json.loads(call("plan", run, "--json").out)
+    assert unpack(page.read_text(encoding="utf-8"))["plan"] == json.loads(call("plan", run, "--json").out)
     refused = call("plan", "gpt2", "--requests", "2", "--open")
     assert refused.code == 1
     assert refused.err.count("\n") == 1

@@ -399,7 +399,7 @@ def test_html_is_small_and_escaped(tmp_path: Path) -> None:
     assert len(drawn) < 100_000
     top = int(long.kl_divergence.argmax())
     assert f"text 0, {top}:" in drawn  # the token that differs most is listed, though it may not be drawn
-    long.save_html(tmp_path / "page.html")
+    long.save(tmp_path / "page.html")
     alike = compare(one, one, torch.tensor([[1, 2, 3]]))._repr_html_()
     assert alike.count('<td class="word"') == 16
     assert "text 0, " not in alike

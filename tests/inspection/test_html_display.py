@@ -6,8 +6,11 @@ import base64
 import re
 import struct
 import zlib
+from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree as ET
 
 import pytest
 import torch
@@ -15,8 +18,8 @@ from inspected_models import IDS
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.inspection import html_display
-from glasshouse.inspection.html_display import bars, heatmap, labels, shown
+from glasshouse.inspection import html_display, svg
+from glasshouse.inspection.html_display import Bars, Drawing, Heatmap, HtmlDisplay, labels, shown
 
 HOSTILE = ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "\u202eevil", "a\0b", "&amp;", "x" * 10_000]
 
@@ -43,8 +46,8 @@ class Parts(HTMLParser):
 
 
 def test_tokens_are_escaped() -> None:
-    page = heatmap(torch.ones(1, len(HOSTILE)), rows=["<b>"], columns=HOSTILE, caption="<i>", words=[HOSTILE])
-    page += bars(torch.ones(len(HOSTILE)), names=HOSTILE, caption="<i>")
+    page = Heatmap(torch.ones(1, len(HOSTILE)), ["<b>"], HOSTILE, "<i>", [HOSTILE]).html()
+    page += Bars(torch.ones(len(HOSTILE)), HOSTILE, "<i>").html()
     parts = Parts(page)
     assert set(parts.tags) <= {"table", "caption", "tr", "th", "td", "i"}
     assert parts.tags.count("i") == len(HOSTILE)  # the bars themselves
@@ -56,7 +59,7 @@ def test_tokens_are_escaped() -> None:
 
 
 def test_numbers_and_shades_match_the_values() -> None:
-    page = heatmap(torch.tensor([[0.5, -1.0], [0.0, torch.nan]]), rows=["a", "b"], columns=["c", "d"])
+    page = Heatmap(torch.tensor([[0.5, -1.0], [0.0, torch.nan]]), ["a", "b"], ["c", "d"]).html()
     assert Parts(page).cells == ["", "c", "d", "a", "0.50", "-1.00", "b", "0.00", ""]
     shades = [float(share) for share in re.findall(r"rgba\([\d,]+,([\d.]+)\)", page)]
     assert shades == [0.375, 0.75, 0.0, 0.0]
@@ -81,7 +84,7 @@ def pixels(page: str) -> Tensor:
 def test_a_large_heatmap_is_an_image() -> None:
     values = torch.rand(100, 120)
     values[3, 5] = -2.0
-    page = heatmap(values, rows=[""] * 100, columns=[""] * 120, caption="a map")
+    page = Heatmap(values, [""] * 100, [""] * 120, "a map").html()
     assert "a map, 100 by 120: from -2 to" in page
     drawn = pixels(page).long()
     assert drawn.shape == (100, 120, 3)
@@ -114,14 +117,17 @@ def test_a_recording_shows_its_attention_maps() -> None:
     assert "batch 2, head 4, position 6, width 16" in drawn
 
 
-RESULTS = ["lens", "attribute", "head_scores", "compare", "sweep", "ablation"]
+RESULTS = ["lens", "attribute", "head_scores", "compare", "sweep", "ablation", "path", "record"]
 
 
-@pytest.mark.parametrize("tool", RESULTS)
-def test_every_result_is_a_self_contained_page(tool: str, tmp_path: Path) -> None:
+def result_of(tool: str) -> HtmlDisplay:
     torch.manual_seed(0)
     model, other = (gh.build(gh.preset("tiny-decoder", vocab_size=300, init="normal")).eval() for _ in range(2))
-    result = {
+    if tool == "record":
+        with gh.record(model, "pattern.0[head=1]", "z.0") as seen:
+            model(IDS)
+        return seen
+    made: dict[str, Callable[[], HtmlDisplay]] = {
         "lens": lambda: gh.lens(model, IDS),
         "attribute": lambda: gh.attribute(model, IDS, token=5),
         "head_scores": lambda: gh.head_scores(model, IDS),
@@ -130,8 +136,17 @@ def test_every_result_is_a_self_contained_page(tool: str, tmp_path: Path) -> Non
             model, IDS[:1], IDS[1:], "resid_post", metric=lambda out: out[0, -1, 3] - out[0, -1, 4]
         ),
         "ablation": lambda: gh.inspection.ablation_effects(model, IDS),
-    }[tool]()
-    result.save_html(tmp_path / "page.html")
+        "path": lambda: gh.inspection.path_patching(
+            model, IDS[:1], IDS[1:], "z.0[head=1]", "q.1[head=2]", metric=lambda out: out[0, -1, 3] - out[0, -1, 4]
+        ),
+    }
+    return made[tool]()
+
+
+@pytest.mark.parametrize("tool", RESULTS[:6])
+def test_every_result_is_a_self_contained_page(tool: str, tmp_path: Path) -> None:
+    result: Any = result_of(tool)
+    result.save(tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
     assert result._repr_html_() in page
     parts = Parts(page)
@@ -145,6 +160,87 @@ def test_every_result_is_a_self_contained_page(tool: str, tmp_path: Path) -> Non
             assert value.dim() == len(axes), name
             assert not axes or f"{name} {list(value.shape)}" in repr(result)
     assert "\n" not in repr(result)
+
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def pictured(result: HtmlDisplay, path: Path, caption: str = "") -> tuple[list[ET.Element], list[str]]:
+    """Save a picture; return its elements and its texts."""
+    result.save(path, caption=caption)
+    elements = list(ET.parse(path).getroot().iter())
+    return elements, [one.text or "" for one in elements if one.tag == f"{SVG}text"]
+
+
+@pytest.mark.parametrize("tool", RESULTS)
+def test_every_result_is_saved_as_a_picture(tool: str, tmp_path: Path) -> None:
+    result = result_of(tool)
+    elements, texts = pictured(result, tmp_path / "x.svg", "tiny <model> & more")
+    assert {one.tag.removeprefix(SVG) for one in elements} <= {"svg", "title", "g", "rect", "text", "image"}
+    assert "tiny <model> & more" in texts
+    paper = next(one for one in elements if one.tag == f"{SVG}rect")
+    assert paper.get("fill") == "#ffffff"  # whatever the theme
+    for drawing in result._drawings():
+        for named in ("rows", "columns", "names"):
+            assert {name for name in getattr(drawing, named, ()) if name} <= set(texts)
+        assert not drawing.caption or drawing.caption[:100] in "".join(texts)  # longer ones are wrapped
+    assert max(float(one.get("x", 0)) for one in elements) < float(elements[0].get("width", 0))
+    assert max(float(one.get("y", 0)) for one in elements) < float(elements[0].get("height", 0))
+
+
+def test_a_picture_has_the_numbers_of_the_result(tmp_path: Path) -> None:
+    values = torch.tensor([[0.5, -1.0], [0.25, torch.nan]])
+    (_, *cells), texts = _rects(Heatmap(values, ["a", "b"], ["c", "d"]), tmp_path)
+    assert [one for one in texts if one] == ["c", "d", "a", "0.50", "-1.00", "b", "0.25"]
+    # White fades into the colour by three quarters of the share of the largest.
+    for cell, value, ink in zip(cells, (0.5, -1.0, 0.25, 0.0), "pnpp", strict=True):
+        colour = html_display.POSITIVE if ink == "p" else html_display.NEGATIVE
+        expected = [255 + (one - 255) * 0.75 * abs(value) for one in colour]
+        fill = bytes.fromhex((cell.get("fill") or "")[1:])
+        assert all(abs(a - b) <= 0.5 for a, b in zip(fill, expected, strict=True))
+    (_, *bars), texts = _rects(Bars(torch.tensor([3.0, -1.5, 0.0]), ["up", "down", "none"]), tmp_path)
+    widths = [float(one.get("width", "nan")) for one in bars]
+    assert [width / widths[0] for width in widths] == [1, 0.5, 0]
+    assert texts == ["up", "3.00", "down", "-1.50", "none", "0.00"]
+
+
+def _rects(drawing: Drawing, folder: Path) -> tuple[list[ET.Element], list[str]]:
+    class One(HtmlDisplay):
+        def _drawings(self) -> list[Drawing]:
+            return [drawing]
+
+    elements, texts = pictured(One(), folder / "x.svg")
+    return [one for one in elements if one.tag == f"{SVG}rect"], texts
+
+
+def test_a_large_map_in_a_picture_is_an_image_with_labels(tmp_path: Path) -> None:
+    values = torch.rand(100, 120)
+    drawing = Heatmap(values, [""] * 100, [""] * 120, "a map")
+    page = svg.document([drawing.svg()], [])
+    assert (pixels(page) == pixels(drawing.html())).all()
+    texts = [one.text for one in ET.fromstring(page).iter(f"{SVG}text")]
+    assert texts[1:] == ["0", "119", "0", "99"]
+
+
+def test_hostile_names_are_valid_in_a_picture() -> None:
+    names = [*HOSTILE, "\ud800", "\uffff", "\x1b[0m"]
+    page = svg.document([Bars(torch.ones(len(names)), names, "<i>").svg()], names)
+    tags = {one.tag.removeprefix(SVG) for one in ET.fromstring(page).iter()}
+    assert tags == {"svg", "title", "rect", "g", "text"}
+
+
+def test_a_picture_names_the_text(tmp_path: Path) -> None:
+    tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=263)).eval()
+    _, texts = pictured(gh.lens(model, "to be", tok=tok), tmp_path / "x.svg")
+    assert "text 0: to␣be" in texts
+
+
+@pytest.mark.parametrize("name", ["x.png", "x.pdf", "x"])
+def test_other_formats_are_refused_in_a_sentence(name: str, tmp_path: Path) -> None:
+    with pytest.raises(gh.InputError, match=rf"Ablation cannot be saved as '{name}'; name a file .svg.* or .html.$"):
+        result_of("ablation").save(tmp_path / name)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_printed_result_has_shapes_and_single_numbers() -> None:

@@ -310,7 +310,7 @@ def test_html_has_tokens_and_stays_small(tmp_path: Path) -> None:
     assert drawn.count("<td") == 4 * 3
     assert "2 more texts" in drawn
     assert f">{seen.tokens[1, 0, 0, 0]}</td>" in drawn
-    seen.save_html(tmp_path / "lens.html")
+    seen.save(tmp_path / "lens.html")
     labelled = build_random(
         gh.preset("tiny-encoder", head={"kind": "token_classification", "n_labels": 2, "labels": ["yes", "no"]})
     )

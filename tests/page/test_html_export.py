@@ -11,12 +11,14 @@ import pytest
 import torch
 from conftest import WAIT, Trained, Visit, settle
 from examples import first_of
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
+from saved_page import unpack
 
 import glasshouse as gh
 from glasshouse.page import manifest
 from glasshouse.page.html_export import request_key
-from glasshouse.page.url_state import view_state_keys
+from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.url_state import state_of, view_state_keys
 
 TEXT = "the cat sat on the mat"
 VIEWS = {
@@ -79,8 +81,6 @@ def test_a_saved_page_includes_other_tokens_and_heads(decoder: Trained, browser:
     page.locator("body").press(".")
     settle(page)
     assert not page.locator(".pane > .trouble").is_visible()
-    page.get_by_test_id("box-text").fill("something new")
-    page.get_by_text("This saved page does not include that").first.wait_for()
     assert not troubles
     page.context.close()
 
@@ -89,16 +89,75 @@ def test_a_saved_page_includes_other_tokens_and_heads(decoder: Trained, browser:
 def test_the_save_button_saves_the_current_view(
     decoder: Trained, visit: Visit, browser: Browser, tmp_path: Path
 ) -> None:
-    page = visit(decoder, text=TEXT, view="attention", layer=1, head=3)
+    state = {"text": TEXT, "view": "attention", "layer": 1, "head": 3}
+    page = visit(decoder, **state)
     with page.expect_download() as coming:
         page.get_by_role("button", name="Save").click()
     coming.value.save_as(tmp_path / "page.html")
+    kept = unpack((tmp_path / "page.html").read_text(encoding="utf-8"))
+    written = unpack(gh.look(*decoder, **state).html())
+    assert kept["responses"].keys() >= written["responses"].keys()
+    assert kept["selection"] == written["selection"] == ["token", "head"]
     troubles: list[str] = []
     saved = opened(browser, tmp_path / "page.html", troubles)
     assert not saved.locator(".pane > .trouble").is_visible()
     assert "layer=1" in saved.evaluate("document.getElementById('saved').textContent")
     assert not troubles
     saved.context.close()
+
+
+def test_what_a_saved_page_lacks_is_disabled_and_says_why(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
+    model, tok = decoder
+    long = " ".join([TEXT] * 4)  # tokens times heads are too many to have them all
+    gh.look(model, tok, long, view="interventions").save(tmp_path / "page.html")
+    troubles: list[str] = []
+    page = opened(browser, tmp_path / "page.html", troubles)
+    why = "needs the running page: gh.look(model, tok).open()"
+    expect(page.get_by_text(why).first).to_be_visible()
+    assert page.get_by_test_id("box-text").get_attribute("readonly") is not None
+    assert page.locator(".interventions-top button:enabled").count() == 0
+    assert page.get_by_test_id("sweep").get_attribute("title") == why
+    page.locator("#tab-tokens").click()
+    settle(page)
+    for name in ("generate-1", "generate-20"):
+        assert page.get_by_test_id(name).is_disabled()
+        assert page.get_by_test_id(name).get_attribute("title") == why
+    assert page.locator(".sampling input:enabled").count() == 0
+    # Another token, and then another head: the page stays at what it has, and nothing on it is old.
+    page.locator("#tab-attention").click()
+    page.locator("[data-testid=strip-text] .token").nth(2).click()
+    settle(page)
+    before = page.url
+    page.get_by_label("head: one more").click()
+    expect(page.get_by_role("status").filter(has_text=why)).to_be_visible()
+    settle(page)
+    assert page.url == before
+    assert page.get_by_label("head", exact=True).input_value() == "0"
+    assert not troubles
+    page.context.close()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["dates-1m", pytest.param("python-3m", marks=pytest.mark.long)])
+def test_without_a_text_the_default_one_is_saved(name: str) -> None:
+    model, tok = gh.load(name)
+    saved = unpack(gh.look(model, tok).html())
+    tokens = next(one for key, one in saved["responses"].items() if key.startswith("tokenize"))
+    row = tokens.get("text") or tokens["source"]
+    example = ModelLoader.from_model(model, tok).example()
+    assert "".join(tok.decode([one["id"]]) for one in row).startswith(example)
+    assert state_of(saved["fragment"])["text"] == example
+
+
+@pytest.mark.long
+def test_a_pair_saved_without_a_text_shows_its_tokens(browser: Browser, tmp_path: Path) -> None:
+    gh.look(*gh.load("dates-1m")).save(tmp_path / "page.html")
+    troubles: list[str] = []
+    page = opened(browser, tmp_path / "page.html", troubles)
+    for side in ("source", "target"):
+        assert page.locator(f"[data-testid=strip-{side}] .token").count() > 1
+    assert not troubles
+    page.context.close()
 
 
 def test_a_hostile_text_is_escaped(decoder: Trained, browser: Browser, tmp_path: Path) -> None:
@@ -171,6 +230,12 @@ SELECTIONS: list[tuple[dict[str, object], str]] = [
 def test_invalid_selections_are_rejected(state: dict[str, object], sentence: str, decoder: Trained) -> None:
     with pytest.raises(gh.GlasshouseError, match=sentence):
         gh.look(*decoder, **{"text": TEXT, **state})
+
+
+def test_a_page_is_saved_as_html_alone(decoder: Trained, tmp_path: Path) -> None:
+    with pytest.raises(gh.InputError, match=r"a page cannot be saved as 'x.png'; name a file .html"):
+        gh.look(*decoder, TEXT).save(tmp_path / "x.png")
+    assert not list(tmp_path.iterdir())
 
 
 def test_wrong_types_are_rejected(decoder: Trained) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 from conftest import ONE_KIND, Trained, Visit, settle
 from playwright.sync_api import Browser, Page, expect
+from saved_page import unpack
 
 import glasshouse as gh
 from glasshouse import notes
@@ -275,17 +277,122 @@ def test_questions_are_answered(bundled: Trained, visit: Visit) -> None:
 
 @pytest.mark.long
 def test_a_lecture_is_one_file(
-    bundled: Trained, browser: Browser, tmp_path: Path, picture: Callable[[Page, str], Path]
+    bundled: Trained, visit: Visit, browser: Browser, tmp_path: Path, picture: Callable[[Page, str], Path]
 ) -> None:
     path = tmp_path / "lecture.html"
     gh.look(*bundled, TEXT, view="notes", notes_all=1).save(path)
-    page = browser.new_context(offline=True, reduced_motion="reduce").new_page()
-    page.goto(path.as_uri())
-    settle(page)
-    for number in FIGURES:
+    one = gh.look(*bundled, TEXT, view="notes", notes_cards="A3").html()
+    assert len(one) < path.stat().st_size
+    page = offline(browser, path)
+    live = visit(bundled, view="notes", notes_all=1, text=TEXT)
+    for number, figure in FIGURES.items():
         assert page.locator(f"#card-{number} .piece").count() > 0, number
+        assert drawn(page, number) == drawn(live, number), number
+        if figure.control is None:
+            continue
+        before = drawn(page, number)
+        for end in {figure.control.low, figure.control.high} - {figure.control.start}:
+            for where in (page, live):
+                move(where, number, end)
+            assert drawn(page, number) == drawn(live, number) != before, (number, end)
+    assert page.locator(".card input:disabled").count() == 0
     picture(page, "lecture")
     page.context.close()
+
+
+@pytest.mark.smoke
+def test_the_sliders_of_a_saved_lecture_work(bundled: Trained, browser: Browser, tmp_path: Path) -> None:
+    look = gh.look(*bundled, TEXT, view="notes", notes_cards="P2,A12,T4")
+    held = unpack(look.html())["responses"]
+    for number in ("P2", "A12", "T4"):
+        control = FIGURES[number].control
+        assert control is not None
+        assert sum(f'"number":"{number}"' in key for key in held) == len(control.positions())
+    assert {json.loads(key.partition(" ")[2])["number"] for key in held if key.startswith("note_figure")} == {
+        "P2",
+        "A12",
+        "T4",
+    }
+    look.save(tmp_path / "lecture.html")
+    page = offline(browser, tmp_path / "lecture.html")
+    cards = page.locator(".card")
+    assert [one.get_attribute("id") for one in cards.all()] == ["card-P2", "card-A12", "card-T4"]
+    move(page, "P2", 7)
+    assert fact(page.locator("#card-P2"), "offset") == 7
+    before = drawn(page, "T4")
+    move(page, "T4", 0)
+    assert drawn(page, "T4") != before
+    assert fact(page.locator("#card-P2"), "offset") == 7  # the other slider stays
+    move(page, "P2", FIGURES["P2"].control.start)
+    assert fact(page.locator("#card-P2"), "offset") == 3
+    for label in ("token", "layer", "head"):
+        assert page.get_by_label(label, exact=True).is_disabled()
+    page.context.close()
+
+
+@pytest.mark.long
+def test_cards_that_a_saved_page_lacks_are_disabled(bundled: Trained, browser: Browser, tmp_path: Path) -> None:
+    gh.look(*bundled, TEXT, view="notes", notes_card="P2").save(tmp_path / "page.html")
+    page = offline(browser, tmp_path / "page.html")
+    move(page, "P2", 7)
+    assert fact(page.locator("#card-P2"), "offset") == 7
+    head = page.locator("[data-card=A3]")
+    assert head.is_disabled()
+    assert "needs the running page" in (head.get_attribute("title") or "")
+    page.context.close()
+
+
+CLIPPED = """() => [...document.querySelectorAll(".notes .piece")].filter((one) => one.checkVisibility())
+  .filter((one) => one.getBoundingClientRect().right > innerWidth + 1 || one.scrollWidth > one.clientWidth + 1)
+  .map((one) => one.textContent.slice(0, 80))"""
+
+
+@pytest.mark.long
+def test_cards_print_as_a_hand_out(bundled: Trained, browser: Browser, tmp_path: Path) -> None:
+    cards = ["T1", "A1", "A3", "B5", "M4"]
+    gh.look(*bundled, TEXT, view="notes", notes_cards=",".join(cards)).save(tmp_path / "lecture.html")
+    context = browser.new_context(offline=True, viewport={"width": 718, "height": 1000}, color_scheme="dark")
+    page = context.new_page()
+    page.goto((tmp_path / "lecture.html").as_uri())
+    settle(page)
+    page.emulate_media(media="print")
+    for left_out in (".known", ".card input", ".try", ".where", ".reading", "textarea"):
+        assert not page.locator(left_out).filter(visible=True).count(), left_out
+    expect(page.locator("#card-A3 .slider output")).to_be_visible()  # where the slider stood
+    assert page.locator("#card-A3 .bars").count() > 0
+    assert page.evaluate(CLIPPED) == []
+    pieces = page.locator(".piece")
+    assert set(pieces.evaluate_all("(all) => all.map((one) => getComputedStyle(one).breakInside)")) == {"avoid"}
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("html").get_attribute("data-theme") == "light"  # ink on paper, whatever the screen has
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("html").get_attribute("data-theme") == "dark"
+    pages = len(re.findall(rb"/Type\s*/Page\b", page.pdf(format="A4")))
+    assert pages < len(cards)  # more than one on a page
+    context.close()
+
+
+def offline(browser: Browser, path: Path) -> Page:
+    page = browser.new_context(
+        offline=True, reduced_motion="reduce", viewport={"width": 1280, "height": 900}
+    ).new_page()
+    page.goto(path.as_uri())
+    settle(page)
+    return page
+
+
+def move(page: Page, number: str, value: float) -> None:
+    """Move the slider of a card, and wait until its figure is drawn."""
+    page.locator(f"#card-{number} input[type=range]").fill(f"{value:g}")
+    page.wait_for_timeout(150)  # it rests before it asks
+    settle(page)
+
+
+def drawn(page: Page, number: str) -> list[str]:
+    """Return what a card shows: text, numbers and pixels."""
+    boxes = page.locator(f"#card-{number} .figure-box")
+    pixels = boxes.locator("canvas").evaluate_all("(all) => all.map((one) => one.toDataURL())")
+    return [*boxes.all_inner_texts(), *pixels]
 
 
 @pytest.mark.long

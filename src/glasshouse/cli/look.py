@@ -61,7 +61,8 @@ def open_page(
     traces = gh.page.TraceCache(loader, int(memory * 2**30))
     seen = gh.page.Look(traces, gh.page.validate_state(traces, state))
     if save is not None:
-        seen.save(save)
+        with screen.waiting("drawing"):
+            seen.save(save)
         print(f"{escape_control(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")
         return
     server = gh.page.Server(traces, host, port)

@@ -15,17 +15,21 @@ from glasshouse.cli.model import MODEL_HELP, Device, Revision
 app = typer.Typer()
 
 
-@app.command(epilog="Example: glasshouse notes --save lecture.html")
+@app.command(epilog="Example: glasshouse notes --card A1,A3,M4 --save lecture.html")
 def notes(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = pretrained.DEFAULT,
     card: Annotated[
-        str, typer.Option(help="The number of the card to open, such as A3.", show_default="the first")
+        str,
+        typer.Option(
+            help="The card to open, such as A3, or several, such as A1,A3,M4.",
+            show_default="the first",
+        ),
     ] = "",
     text: Annotated[
         str, typer.Option(help="The text that the figures are drawn on.", show_default="a sample prompt of the run")
     ] = "",
     save: Annotated[
-        Path | None, typer.Option(help="Write all cards, or that of --card, to a standalone HTML file and exit.")
+        Path | None, typer.Option(help="Write all cards, or those of --card, to a standalone HTML file and exit.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (
         "127.0.0.1"
@@ -38,11 +42,15 @@ def notes(
 ) -> None:
     """Open the lecture notes about transformers as cards, each with a figure computed on a model.
 
-    With --save, all of them are one page that opens without a server or network, to hand out.
+    With --save, all of them or those of --card are one page that opens without a server or network, to hand out or to
+    print.
     """
     state: dict[str, object] = {"text": text, "view": "notes"}
-    if card:
-        state["notes_card"] = gh.notes.statement(card).number
-    elif save is not None:
+    cards = [gh.notes.statement(one.strip().upper()).number for one in card.split(",")] if card else []
+    if save is not None and not cards:
         state["notes_all"] = 1
+    elif save is not None or len(cards) > 1:
+        state["notes_cards"] = ",".join(dict.fromkeys(cards))
+    elif cards:
+        state["notes_card"] = cards[0]
     open_page(model, state, save, host, port, browser, memory, revision, device)

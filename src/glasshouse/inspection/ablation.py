@@ -13,7 +13,7 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.inspection.editing import BatchedEdits
 from glasshouse.inspection.forward_pass import eval_mode
-from glasshouse.inspection.html_display import HtmlDisplay
+from glasshouse.inspection.html_display import Drawing, HtmlDisplay
 from glasshouse.inspection.metrics import Metric, cross_entropy_metric, scalar_metric
 from glasshouse.inspection.patching import draw_layers, layers_of
 from glasshouse.inspection.sites import unwrap_model
@@ -39,7 +39,7 @@ class Ablation(HtmlDisplay):
     baseline: Tensor  # the metric without ablation
     component: str  # head, cross_head or feedforward, of which there is one per layer
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         caption = f"increase over {self.baseline.item():.4g} when each {self.component} is ablated"
         return draw_layers(
             self.metric_increase,

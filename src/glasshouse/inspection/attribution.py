@@ -22,7 +22,7 @@ from glasshouse.inspection.forward_pass import (
     resolve_indices,
     token_id,
 )
-from glasshouse.inspection.html_display import MAX_TEXTS, HtmlDisplay, bars, labels, not_drawn
+from glasshouse.inspection.html_display import MAX_TEXTS, Bars, Drawing, HtmlDisplay, labels, not_drawn
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
 from glasshouse.inspection.text_input import Input, encode_inputs
@@ -85,10 +85,11 @@ class Attribution(HtmlDisplay):
             found[f"ffn {layer}"] = self.feedforward[:, layer]
         return {**found, "bias": self.bias}
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         components = self.components()
         values, names = torch.stack(list(components.values()), 1).cpu(), list(components)
-        drawn = []
+        drawn: list[Drawing] = []
+        note = not_drawn(texts=len(values) - MAX_TEXTS)
         for text, row in enumerate(values[:MAX_TEXTS]):
             order = row.abs().argsort(descending=True)
             most, rest = order[:MAX_BARS], order[MAX_BARS:]
@@ -97,12 +98,12 @@ class Attribution(HtmlDisplay):
             after = "" if self.ids is None or self.tok is None else f" ({self._word(self.ids[text, position])})"
             caption = (
                 f"text {text}, position {position}{after}: contributions to {float(self.logit[text]):.3g}, "
-                f"the logit of {self._word(self.token[text])}{minus}"
+                f"the logit of {self._word(self.token[text])}{minus}{note}"
             )
             other = [row[rest].sum()[None]] if len(rest) else []
             shown = [names[number] for number in most.tolist()] + ["other"] * len(other)
-            drawn.append(bars(torch.cat([row[most], *other]), names=shown, caption=caption))
-        return "".join(drawn) + (f"<p>{note}</p>" if (note := not_drawn(texts=len(values) - MAX_TEXTS)) else "")
+            drawn.append(Bars(torch.cat([row[most], *other]), shown, caption))
+        return drawn
 
     def _word(self, token: Tensor) -> str:
         return f"token {int(token)}" if self.tok is None else repr(labels(token[None], self.tok)[0])

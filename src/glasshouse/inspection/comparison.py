@@ -15,7 +15,16 @@ from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import recompute_attention
 from glasshouse.inspection.forward_pass import eval_mode, next_tokens
 from glasshouse.inspection.hooks import Hook, HookedAttend, hook_manager_of
-from glasshouse.inspection.html_display import MAX_COLUMNS, MAX_TEXTS, HtmlDisplay, bars, heatmap, labels, not_drawn
+from glasshouse.inspection.html_display import (
+    MAX_COLUMNS,
+    MAX_TEXTS,
+    Bars,
+    Drawing,
+    Heatmap,
+    HtmlDisplay,
+    labels,
+    not_drawn,
+)
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_model
 from glasshouse.inspection.stack_input import StackInput, make_stack_input
@@ -60,20 +69,19 @@ class Comparison(HtmlDisplay):
     ids: Tensor  # the input of the stack
     tok: Tokenizer | None = None
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         depth, n_heads = self.pattern_distance.shape
         layers, heads = [f"layer {layer}" for layer in range(depth)], [f"head {head}" for head in range(n_heads)]
-        return "".join(
-            [
-                *(self._draw_text(text, ["embed", *layers]) for text in range(min(len(self.ids), MAX_TEXTS))),
-                self._draw_largest(),
-                heatmap(self.pattern_distance, rows=layers, columns=heads, caption="distance of attention patterns"),
-                heatmap(self.z_distance, rows=layers, columns=heads, caption="distance of head outputs"),
-                bars(self.ffn_out_distance, names=layers, caption="distance of feed-forward outputs"),
-            ]
-        )
+        texts = range(min(len(self.ids), MAX_TEXTS))
+        return [
+            *(one for text in texts for one in self._draw_text(text, ["embed", *layers])),
+            self._draw_largest(),
+            Heatmap(self.pattern_distance, layers, heads, "distance of attention patterns"),
+            Heatmap(self.z_distance, layers, heads, "distance of head outputs"),
+            Bars(self.ffn_out_distance, layers, "distance of feed-forward outputs"),
+        ]
 
-    def _draw_text(self, text: int, layers: list[str]) -> str:
+    def _draw_text(self, text: int, layers: list[str]) -> list[Drawing]:
         """Draw the tokens of a text, shaded by KL divergence, and the distances of the residual stream."""
         n_texts, length = self.ids.shape
         count = min(length, MAX_COLUMNS)
@@ -82,26 +90,23 @@ class Comparison(HtmlDisplay):
         width = TOKENS_PER_LINE
         starts = range(0, count, width)
         blank = -count % width
-        return heatmap(
+        divergence = Heatmap(
             F.pad(self.kl_divergence[text, :count], (0, blank), value=torch.nan).unflatten(0, (-1, width)),
             rows=[str(start) for start in starts],
             columns=[""] * width,
             caption=f"text {text}: KL divergence of the predictions{note}",
             words=[[*words, *[""] * blank][start : start + width] for start in starts],
-        ) + heatmap(
-            self.residual_distance[:, text, :count],
-            rows=layers,
-            columns=words,
-            caption=f"text {text}: distance of the residual streams{note}",
         )
+        caption = f"text {text}: distance of the residual streams{note}"
+        return [divergence, Heatmap(self.residual_distance[:, text, :count], layers, words, caption)]
 
-    def _draw_largest(self) -> str:
+    def _draw_largest(self) -> Drawing:
         top, where = self.kl_divergence.nan_to_num(-torch.inf).flatten().topk(min(MAX_TOKENS, self.ids.numel()))
         some = top > 0
         words = labels(self.ids.flatten()[where[some]], self.tok)
         indices = [divmod(index, self.ids.shape[1]) for index in where[some].tolist()]
         names = [f"text {text}, {position}: {word}" for (text, position), word in zip(indices, words, strict=True)]
-        return bars(top[some], names=names, caption="tokens with the largest KL divergence, in nats")
+        return Bars(top[some], names, "tokens with the largest KL divergence, in nats")
 
 
 def compare(

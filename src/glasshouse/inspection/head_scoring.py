@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.html_display import HtmlDisplay, heatmap
+from glasshouse.inspection.html_display import Drawing, Heatmap, HtmlDisplay
 from glasshouse.inspection.sites import unwrap_model
 from glasshouse.inspection.stack_input import StackInput, make_stack_input
 from glasshouse.inspection.text_input import Input, encode_inputs
@@ -52,11 +52,11 @@ class HeadScores(HtmlDisplay):
     uniform_baseline: dict[str, Tensor]  # [layer]: each score under uniform attention over the visible keys
     head_types: list[list[str]]  # [layer][head]: the score that stands out, by `classify_heads`; "" if none does
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         layers, heads = self.previous.shape
         rows, columns = [f"layer {layer}" for layer in range(layers)], [f"head {head}" for head in range(heads)]
         known = {name: getattr(self, name) for name in self.axes if not getattr(self, name).isnan().all()}
-        return "".join(heatmap(each, rows=rows, columns=columns, caption=name) for name, each in known.items())
+        return [Heatmap(each, rows, columns, name) for name, each in known.items()]
 
 
 def head_scores(

@@ -1,18 +1,22 @@
-"""Results rendered as self-contained HTML, for notebooks and for files to share."""
+"""Results rendered as self-contained HTML, for notebooks and for files to share, and as SVG pictures."""
 
 from __future__ import annotations
 
 import base64
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from glasshouse.errors import InputError
 from glasshouse.escaping import escape_control
+from glasshouse.inspection import svg
+from glasshouse.inspection.svg import Fragment
 from glasshouse.text import Tokenizer, visible_token
 
 MAX_CELLS = 4096  # of a table; a larger one is drawn as an image, one pixel per cell
@@ -36,12 +40,28 @@ STYLE = """
 """
 
 
+class Drawing:
+    """A heatmap, an image, bars or a table: as HTML, and as elements of an SVG picture."""
+
+    def html(self) -> str:
+        """Return the HTML."""
+        raise NotImplementedError
+
+    def svg(self) -> Fragment:
+        """Return the elements of a picture, from the origin on, with their size."""
+        raise NotImplementedError
+
+
 class HtmlDisplay:
-    """A result that displays itself in a notebook, or as an HTML page."""
+    """A result that displays itself in a notebook, as an HTML page or as an SVG picture."""
+
+    def _drawings(self) -> list[Drawing]:
+        """Return what the result shows, in order."""
+        raise NotImplementedError
 
     def _html_body(self) -> str:
         """Return the body of the HTML."""
-        raise NotImplementedError
+        return "".join(one.html() for one in self._drawings())
 
     def __repr__(self) -> str:
         """Name the tensors with their shapes: in a terminal the values would be pages."""
@@ -56,75 +76,168 @@ class HtmlDisplay:
     def _repr_html_(self) -> str:
         return f'<div class="gh"><style>{STYLE}</style>{self._html_body()}</div>'
 
-    def save_html(self, path: str | Path) -> None:
-        """Write a self-contained HTML page that loads no other file."""
-        title = escape(type(self).__name__)
-        head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>'
-        page = f'<!doctype html><html lang="en"><head>{head}</head><body>{self._repr_html_()}</body></html>\n'
+    def save(self, path: str | Path, *, caption: str = "") -> None:
+        """Write a picture, `.svg`, for slides and papers, or a self-contained page, `.html`.
+
+        Below the picture stand the caption, such as the name of the model, and the texts where the result knows them.
+        """
+        match Path(path).suffix.lower():
+            case ".svg":
+                page = svg.document([one.svg() for one in self._drawings()], [caption, *self._texts()])
+            case ".html":
+                title = f"<title>{escape(caption or type(self).__name__)}</title>"
+                head = f'<meta charset="utf-8"><meta name="viewport" content="width=device-width">{title}'
+                body = self._repr_html_() + (f"<p>{shown(caption)}</p>" if caption else "")
+                page = f'<!doctype html><html lang="en"><head>{head}</head><body>{body}</body></html>\n'
+            case _:
+                raise InputError(
+                    f"{type(self).__name__} cannot be saved as {Path(path).name!r}; name a file .svg, for slides and "
+                    "papers, or .html."
+                )
         Path(path).write_text(page, "utf-8")
 
+    def _texts(self) -> list[str]:
+        """Return the texts that the result is about, where it knows its tokens."""
+        ids, tok = getattr(self, "ids", None), getattr(self, "tok", None)
+        if not isinstance(ids, Tensor) or not isinstance(tok, Tokenizer):
+            return []
+        rows = ids if ids.ndim == 2 else ids[None]
+        return [f"text {number}: {''.join(labels(row, tok))}" for number, row in enumerate(rows[:MAX_TEXTS])]
 
-def heatmap(
-    values: Tensor,
-    *,
-    rows: Sequence[str],
-    columns: Sequence[str],
-    caption: str = "",
-    words: Sequence[Sequence[str]] | None = None,
-) -> str:
-    """Render values [R, C] as a table with shaded cells that contain numbers or words.
 
-    A table too large to read becomes an image.
+@dataclass(frozen=True)
+class Heatmap(Drawing):
+    """Values [R, C] as a table with shaded cells that contain numbers or words; one too large to read is an image.
 
-    >>> html = heatmap(torch.tensor([[0.5, 1.0]]), rows=["a"], columns=["<b>", "c"], caption="x & y")
+    >>> html = Heatmap(torch.tensor([[0.5, 1.0]]), rows=["a"], columns=["<b>", "c"], caption="x & y").html()
     >>> "&lt;b&gt;" in html, "x &amp; y" in html, html.count("<td")
     (True, True, 2)
     """
-    values = values.detach().double().cpu()
-    if values.numel() > MAX_CELLS or (words is None and values.shape[1] > MAX_COLUMNS):
-        return picture(values, caption=caption)
-    top = float(values.nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0
-    kind = "" if words is None else ' class="word"'
-    head = "".join(f"<th{kind}>{shown(name)}</th>" for name in columns)
-    lines = [f"<tr><th></th>{head}</tr>"]
-    for number, (name, line) in enumerate(zip(rows, values.tolist(), strict=True)):
-        texts = [_number(value) for value in line] if words is None else words[number]
-        cells = "".join(
-            f'<td{kind} style="background:{_shade(value, top)}">{shown(text)}</td>'
-            for value, text in zip(line, texts, strict=True)
-        )
-        lines.append(f"<tr><th>{shown(name)}</th>{cells}</tr>")
-    return f"<table><caption>{escape(caption)}</caption>{''.join(lines)}</table>"
+
+    values: Tensor
+    rows: Sequence[str]
+    columns: Sequence[str]
+    caption: str = ""
+    words: Sequence[Sequence[str]] | None = None
+
+    @property
+    def _is_large(self) -> bool:
+        return self.values.numel() > MAX_CELLS or (self.words is None and self.values.shape[1] > MAX_COLUMNS)
+
+    def _cells(self) -> list[list[tuple[float, str]]]:
+        values = self.values.detach().double().cpu().tolist()
+        texts = [[_number(value) for value in line] for line in values] if self.words is None else self.words
+        return [list(zip(line, said, strict=True)) for line, said in zip(values, texts, strict=True)]
+
+    def html(self) -> str:
+        """Return a table, or an image."""
+        if self._is_large:
+            return Picture(self.values, self.caption).html()
+        top = _largest(self.values)
+        kind = "" if self.words is None else ' class="word"'
+        head = "".join(f"<th{kind}>{shown(name)}</th>" for name in self.columns)
+        lines = [f"<tr><th></th>{head}</tr>"]
+        for name, line in zip(self.rows, self._cells(), strict=True):
+            cells = "".join(
+                f'<td{kind} style="background:{_shade(value, top)}">{shown(text)}</td>' for value, text in line
+            )
+            lines.append(f"<tr><th>{shown(name)}</th>{cells}</tr>")
+        return f"<table><caption>{escape(self.caption)}</caption>{''.join(lines)}</table>"
+
+    def svg(self) -> Fragment:
+        """Return rectangles with text, or an image."""
+        if self._is_large:
+            return Picture(self.values, self.caption).svg()
+        top = _largest(self.values)
+        cells = [
+            [(text, svg.blend(_ink(value), 0.75 * _share(value, top))) for value, text in line]
+            for line in self._cells()
+        ]
+        return svg.grid(self.caption, self.rows, self.columns, cells)
 
 
-def picture(values: Tensor, *, caption: str = "") -> str:
-    """Render values [R, C] as an image, one pixel each.
+@dataclass(frozen=True)
+class Picture(Drawing):
+    """Values [R, C] as an image, one pixel each.
 
-    >>> "a map, 2 by 3: from 0 to 1" in picture(torch.eye(2, 3), caption="a map")
+    >>> "a map, 2 by 3: from 0 to 1" in Picture(torch.eye(2, 3), "a map").html()
     True
     """
-    values = values.detach().double().cpu()
-    size = f"{values.shape[0]} by {values.shape[1]}"
-    low, high = values.nan_to_num(torch.inf).min(), values.nan_to_num(-torch.inf).max()
-    label = escape(f"{caption}, {size}: from {low:.3g} to {high:.3g}".lstrip(", "))
-    image = f'<img alt="{label}" src="data:image/png;base64,{base64.b64encode(_png(values)).decode()}">'
-    return f"<figure><figcaption>{label}</figcaption>{image}</figure>"
+
+    values: Tensor
+    caption: str = ""
+
+    @property
+    def label(self) -> str:
+        """The caption with the size and the range of the values."""
+        values = self.values.detach().double().cpu()
+        low, high = values.nan_to_num(torch.inf).min(), values.nan_to_num(-torch.inf).max()
+        size = f"{values.shape[0]} by {values.shape[1]}"
+        return f"{self.caption}, {size}: from {low:.3g} to {high:.3g}".lstrip(", ")
+
+    @property
+    def _source(self) -> str:
+        return f"data:image/png;base64,{base64.b64encode(_png(self.values.detach().double().cpu())).decode()}"
+
+    def html(self) -> str:
+        """Return an image with its label."""
+        label = escape(self.label)
+        return f'<figure><figcaption>{label}</figcaption><img alt="{label}" src="{self._source}"></figure>'
+
+    def svg(self) -> Fragment:
+        """Return an image with the numbers of its first and last row and column."""
+        return svg.image(self.label, self._source, *self.values.shape)
 
 
-def bars(values: Tensor, *, names: Sequence[str], caption: str = "") -> str:
-    """Render values [N] as a bar chart, one bar per line, in the given order.
+@dataclass(frozen=True)
+class Bars(Drawing):
+    """Values [N] as a bar chart, one bar per line, in the given order.
 
-    >>> bars(torch.tensor([1.0, -2.0]), names=["up", "down"]).count("<tr>")
+    >>> Bars(torch.tensor([1.0, -2.0]), names=["up", "down"]).html().count("<tr>")
     2
     """
-    numbers = values.detach().double().nan_to_num(0, 0, 0).cpu().tolist()
-    top = max((abs(value) for value in numbers), default=0.0) or 1.0
-    lines = ""
-    for name, value in zip(names, numbers, strict=True):
-        style = f"width:{15 * abs(value) / top:.2f}em;background:{_shade(value, abs(value))}"
-        bar = f'<td class="bar"><i style="{style}"></i></td>'
-        lines += f"<tr><th>{shown(name)}</th><td>{_number(value)}</td>{bar}</tr>"
-    return f"<table><caption>{escape(caption)}</caption>{lines}</table>"
+
+    values: Tensor
+    names: Sequence[str]
+    caption: str = ""
+
+    def _rows(self) -> list[tuple[str, float, float]]:
+        numbers = self.values.detach().double().nan_to_num(0, 0, 0).cpu().tolist()
+        top = max((abs(value) for value in numbers), default=0.0) or 1.0
+        return [(name, value, abs(value) / top) for name, value in zip(self.names, numbers, strict=True)]
+
+    def html(self) -> str:
+        """Return a table with bars."""
+        lines = ""
+        for name, value, share in self._rows():
+            style = f"width:{15 * share:.2f}em;background:{_shade(value, abs(value))}"
+            bar = f'<td class="bar"><i style="{style}"></i></td>'
+            lines += f"<tr><th>{shown(name)}</th><td>{_number(value)}</td>{bar}</tr>"
+        return f"<table><caption>{escape(self.caption)}</caption>{lines}</table>"
+
+    def svg(self) -> Fragment:
+        """Return a rectangle for each bar, with its name and value."""
+        rows = [(name, _number(value), share, svg.blend(_ink(value), 0.75)) for name, value, share in self._rows()]
+        return svg.bars(self.caption, rows)
+
+
+@dataclass(frozen=True)
+class Table(Drawing):
+    """Named texts, one in a line."""
+
+    values: Mapping[str, str]
+    caption: str = ""
+
+    def html(self) -> str:
+        """Return a table."""
+        lines = "".join(
+            f"<tr><th>{shown(name)}</th><td>{shown(text)}</td></tr>" for name, text in self.values.items()
+        )
+        return f"<table><caption>{shown(self.caption)}</caption>{lines}</table>"
+
+    def svg(self) -> Fragment:
+        """Return the names and texts."""
+        return svg.grid(self.caption, list(self.values), [""], [[(text, "#ffffff")] for text in self.values.values()])
 
 
 def not_drawn(**left: int) -> str:
@@ -158,10 +271,21 @@ def _number(value: float) -> str:
     return "" if value != value else f"{value:.2f}" if 0.01 <= abs(value) < 1000 or value == 0 else f"{value:.1e}"
 
 
+def _largest(values: Tensor) -> float:
+    return float(values.detach().double().nan_to_num(0, 0, 0).abs().max()) if values.numel() else 0.0
+
+
+def _share(value: float, top: float) -> float:
+    return min(1.0, abs(value) / top) if top and value == value else 0.0
+
+
+def _ink(value: float) -> tuple[int, int, int]:
+    return POSITIVE if value >= 0 else NEGATIVE
+
+
 def _shade(value: float, top: float) -> str:
-    share = min(1.0, abs(value) / top) if top and value == value else 0.0
-    red, green, blue = POSITIVE if value >= 0 else NEGATIVE
-    return f"rgba({red},{green},{blue},{0.75 * share:.3f})"
+    red, green, blue = _ink(value)
+    return f"rgba({red},{green},{blue},{0.75 * _share(value, top):.3f})"
 
 
 def _png(values: Tensor) -> bytes:

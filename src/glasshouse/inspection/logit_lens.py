@@ -24,8 +24,9 @@ from glasshouse.inspection.html_display import (
     MAX_CELLS,
     MAX_COLUMNS,
     MAX_TEXTS,
+    Drawing,
+    Heatmap,
     HtmlDisplay,
-    heatmap,
     labels,
     not_drawn,
 )
@@ -66,12 +67,12 @@ class Lens(HtmlDisplay):
     tok: Tokenizer | None = None
     label_names: tuple[str, ...] = ()  # of a token classifier
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         n_texts, n_positions = self.ids.shape
         count = min(n_positions, MAX_COLUMNS, max(1, MAX_CELLS // len(self.sites)))
         note = not_drawn(positions=n_positions - count, texts=n_texts - MAX_TEXTS)
-        return "".join(
-            heatmap(
+        return [
+            Heatmap(
                 self.probabilities[:, text, :count, 0],
                 rows=self.sites,
                 columns=labels(self.ids[text, :count], self.tok),
@@ -79,7 +80,7 @@ class Lens(HtmlDisplay):
                 words=[self._words(layer) for layer in self.tokens[:, text, :count, 0]],
             )
             for text in range(min(n_texts, MAX_TEXTS))
-        )
+        ]
 
     def _words(self, tokens: Tensor) -> list[str]:
         return (

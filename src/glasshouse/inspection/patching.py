@@ -14,7 +14,7 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.inspection.editing import BatchedEdits, Change, edit
 from glasshouse.inspection.forward_pass import check_full_sequence, eval_mode
-from glasshouse.inspection.html_display import MAX_COLUMNS, HtmlDisplay, heatmap, labels
+from glasshouse.inspection.html_display import MAX_COLUMNS, Drawing, Heatmap, HtmlDisplay, labels
 from glasshouse.inspection.metrics import Metric, logit_diff_metrics, scalar_metric, supports_last_logit_only
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import sites, unwrap_model
@@ -108,7 +108,7 @@ class ActivationPatching(HtmlDisplay):
     axis: str  # the axis patched along: position, head
     axis_labels: tuple[str, ...]  # tokens, or numbers
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         caption = f"effect of patching {self.site} at each {self.axis}: 0 as corrupted, 1 as clean"
         return draw_layers(self.effect, self.axis_labels, self.axis, caption)
 
@@ -189,12 +189,12 @@ def layers_of(model: nn.Module, site: str) -> tuple[list[str], tuple[str, ...]]:
     return names, known[names[0]].axes
 
 
-def draw_layers(values: Tensor, axis_labels: Sequence[str], axis: str, caption: str) -> str:
-    """Render values [layer, axis], with at most MAX_COLUMNS columns."""
+def draw_layers(values: Tensor, axis_labels: Sequence[str], axis: str, caption: str) -> list[Drawing]:
+    """Draw values [layer, axis], with at most MAX_COLUMNS columns."""
     left = len(axis_labels) - MAX_COLUMNS
     caption += f"; {left} more {axis}s are not shown" if left > 0 else ""
     rows = [f"layer {layer}" for layer in range(len(values))]
-    return heatmap(values[:, :MAX_COLUMNS], rows=rows, columns=axis_labels[:MAX_COLUMNS], caption=caption)
+    return [Heatmap(values[:, :MAX_COLUMNS], rows, axis_labels[:MAX_COLUMNS], caption)]
 
 
 def _inputs(model: Model, prompt: Prompt) -> tuple[Input, ...]:

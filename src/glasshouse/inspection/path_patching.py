@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 from glasshouse.inspection.editing import edit
 from glasshouse.inspection.forward_pass import eval_mode
-from glasshouse.inspection.html_display import HtmlDisplay, bars
+from glasshouse.inspection.html_display import Bars, Drawing, HtmlDisplay
 from glasshouse.inspection.metrics import Metric
 from glasshouse.inspection.patching import Prompt, metric_and_baselines, patches_of, prompt_pair, stem_of
 from glasshouse.inspection.recording import record
@@ -47,10 +47,10 @@ class PathEffect(HtmlDisplay):
     sender: str
     receiver: str
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         values = torch.stack([self.corrupted_baseline, self.metric_value, self.clean_baseline])
         caption = f"{self.sender} through {self.receiver}: effect {self.effect.item():.3f}"
-        return bars(values, names=["corrupted", "path patched", "clean"], caption=caption)
+        return [Bars(values, ["corrupted", "path patched", "clean"], caption)]
 
 
 def path_patching(

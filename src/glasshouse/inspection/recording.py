@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import AttendCall, AttentionMap
 from glasshouse.inspection.hooks import Hook, hook_manager_of
-from glasshouse.inspection.html_display import HtmlDisplay, labels, picture, shown
+from glasshouse.inspection.html_display import Drawing, HtmlDisplay, Picture, Table, labels, shown
 from glasshouse.inspection.sites import Selection, Site, select, suggest_site
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.text import Tokenizer
@@ -145,24 +145,38 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
             raise NotRecordedError(f"{name!r} is ambiguous: {' or '.join(found)}; give the full name.")
         return sorted(found, key=lambda known: found[known].layer)
 
-    def _html_body(self) -> str:
-        """Draw the attention maps of the first sequence of the batch, and list the shape of every activation."""
-        maps, lines = [], ""
+    def _maps(self) -> list[Picture]:
+        """Return the attention maps of the first sequence of the batch."""
+        maps = []
         for name, value in self._values.items():
             axes = self.axes(name)
-            sizes = ", ".join(f"{axis} {size}" for axis, size in zip(axes, value.shape, strict=True))
-            lines += f"<tr><th>{shown(name)}</th><td>{shown(sizes)}</td></tr>"
             if axes[-2:] == ("query", "key") and self._entries[name].is_pattern and value.numel():
                 first = value[0] if "batch" in axes else value
                 many = "head" in axes
                 maps += [
-                    picture(one, caption=f"{name}, head {head}" if many else name)
+                    Picture(one, f"{name}, head {head}" if many else name)
                     for head, one in enumerate(first if many else [first], self._entries[name].first_head)
                 ]
-        words = self.str_tokens[0] if maps and self.tok is not None else []
-        of = f"<p>tokens: {' '.join(map(shown, words))}</p>" if words else ""
-        left = f"<p>{len(maps) - MAX_MAPS} more maps are not drawn</p>" if len(maps) > MAX_MAPS else ""
-        return f'{of}<div class="side">{"".join(maps[:MAX_MAPS])}</div>{left}<table>{lines}</table>'
+        return maps
+
+    def _drawings(self) -> list[Drawing]:
+        sizes = {
+            name: ", ".join(f"{axis} {size}" for axis, size in zip(self.axes(name), value.shape, strict=True))
+            for name, value in self._values.items()
+        }
+        return [*self._maps()[:MAX_MAPS], Table(sizes)]
+
+    def _html_body(self) -> str:
+        """Draw the maps beside each other, and list the shape of every activation."""
+        *maps, sizes = self._drawings()
+        of = "".join(f"<p>{shown(line)}</p>" for line in self._texts())
+        hidden = len(self._maps()) - MAX_MAPS
+        left = f"<p>{hidden} more maps are not drawn</p>" if hidden > 0 else ""
+        return f'{of}<div class="side">{"".join(one.html() for one in maps)}</div>{left}{sizes.html()}'
+
+    def _texts(self) -> list[str]:
+        words = self.str_tokens[0] if self._maps() and self.tok is not None else []
+        return [f"tokens: {' '.join(words)}"] if words else []
 
     def __repr__(self) -> str:
         shapes = ", ".join(f"{name} {list(value.shape)}" for name, value in self._values.items())

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import html
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from glasshouse import config
 from glasshouse.config import JsonDict, Settings
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.page.endpoints import endpoints
-from glasshouse.page.files import data_script, index_page, static_files
+from glasshouse.page.files import index_page, static_files
+from glasshouse.page.manifest import available_views, views
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.url_state import forward_pass_of, fragment, state_of, with_defaults
 from glasshouse.training.plan import TrainingPlan
 from glasshouse.web import to_json
 
 LARGEST, ROOM = 64 * 2**20, 8 * 2**20  # bytes of responses: the limit, and the limit with prefetched ones
+MOST = 128  # further selections of tokens and heads that a saved file includes
 # A standalone file sets its own policy: nothing may be fetched.
 POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' data:; style-src 'unsafe-inline'; img-src data: blob:; "
     "base-uri 'none'; form-action 'none'"
 )
+# Scripts and data are packed: gzip makes a third of them. No module may load before the import map, so this is none.
+UNPACK = """(async () => {
+  const bytes = Uint8Array.from(atob(document.getElementById("packed").textContent), (one) => one.charCodeAt(0));
+  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
+  const { scripts, main, id, data } = await new Response(stream).json();
+  const url = (text) => `data:text/javascript;charset=utf-8,${encodeURIComponent(text)}`;
+  const named = Object.entries(scripts).map(([name, text]) => [`glasshouse/${name}`, url(text)]);
+  const add = (type, id, text) =>
+    document.body.append(Object.assign(document.createElement("script"), { type, id, textContent: text }));
+  add("application/json", id, data);
+  add("importmap", "imports", JSON.stringify({ imports: Object.fromEntries(named) }));
+  await import(`glasshouse/${main}`);
+})();"""
 
 
 @dataclass(frozen=True)
@@ -40,53 +57,93 @@ class Save(Settings):
 
 
 def save(traces: TraceCache, params: Save) -> JsonDict:
-    """Return the current page as one HTML file."""
+    """Return the current page as one HTML file, with what was looked at and all that a page saved from Python has."""
     forward_passes = {str(number): _parsed(one) for number, one in enumerate(params.forward_passes)}
     requests = []
     for one in params.requests:
         name, number, body = (*one.split(" ", 2), "", "")[:3]
         known = forward_passes.get(number)
         requests.append((name, _parsed(body) | ({} if known is None else {"forward_pass": known})))
-    return {"html": export_html(traces, params.fragment, requests)}
+    return {"html": export_html(traces, state_of(params.fragment), requests)}
 
 
-def export_html(
-    traces: TraceCache,
-    fragment: str,
-    requests: Iterable[tuple[str, JsonDict]],
-    more: Iterable[tuple[str, JsonDict]] = (),
-) -> str:
-    """Return a page with the responses to some requests that opens at a state.
+def export_html(traces: TraceCache, given: JsonDict, requests: Iterable[tuple[str, JsonDict]] = ()) -> str:
+    """Return a page that opens at a state, with the responses to all requests that it sends there and to some others.
 
-    Responses to `more` requests are added while there is room.
+    Those for other tokens and heads are added while there is room.
     """
-    known = endpoints()
-    responses: dict[str, object] = {}
-    size = 0
+    state = with_defaults(traces, given)
+    loaded = traces.loader.get(state["checkpoint"])
+    responses = Responses(traces)
+    responses.add("model", {})
+    responses.add("tokenize", {"forward_pass": forward_pass_of(loaded, state).unedited.to_json()})
+    for name, body in (*_initial_requests(traces, state), *requests):
+        responses.add(name, body)
+    if state["view"] in views():
+        open_view = views()[state["view"]]
+        for name, body in open_view.control_requests(traces, forward_pass_of(loaded, state), state):
+            responses.add(name, body)
+    selection = []
+    # A lecture is a hand-out: its cards have their sliders, and the selection stays.
+    if not state.get("notes_all") and not state.get("notes_cards"):
+        for kind, others in _other_selections(traces, state).items():
+            for other in others:
+                for name, body in _initial_requests(traces, other):
+                    if responses.size <= ROOM:
+                        responses.add(name, body)
+            selection += [kind] if responses.size <= ROOM else []
+    shown = given | {name: state[name] for name in ("text", "appended", "checkpoint")}
+    data = {"fragment": fragment(shown), "selection": selection, "responses": responses.known}
+    return standalone(index_page(), "saved", data, "main.js")
 
-    def add(name: str, body: JsonDict) -> None:
-        nonlocal size
+
+class Responses:
+    """Responses to requests, by the key under which the page looks them up."""
+
+    def __init__(self, traces: TraceCache) -> None:
+        self.traces, self.endpoints = traces, endpoints()
+        self.known: dict[str, object] = {}
+        self.size = 0  # bytes
+
+    def add(self, name: str, body: JsonDict) -> None:
+        """Handle a request, unless it fails, which it would in the page too."""
         key = request_key(name, body)
-        if name not in known or key in responses:
+        if name not in self.endpoints or key in self.known:
             return
+        endpoint = self.endpoints[name]
         try:
-            given = to_json(known[name].handler(traces, config.parse(known[name].params, body)))
+            given = to_json(endpoint.handler(self.traces, config.parse(endpoint.params, body)))
         except GlasshouseError:  # already reported to the page
             return
-        size += len(given)
-        responses[key] = json.loads(given)
-
-    for name, body in requests:
-        add(name, body)
-        if size > LARGEST:
+        self.size += len(given)
+        self.known[key] = json.loads(given)
+        if self.size > LARGEST:
             raise InputError(
                 f"the page would exceed {LARGEST // 2**20} MiB; reload it at the view you want, then save."
             )
-    for name, body in more:
-        if size > ROOM:
-            break
-        add(name, body)
-    return standalone(index_page(), "saved", {"fragment": fragment, "responses": responses}, "main.js")
+
+
+def _initial_requests(traces: TraceCache, state: JsonDict) -> Iterator[tuple[str, JsonDict]]:
+    """Yield the requests that all views send when opened, and the tokens of the patch source."""
+    loaded = traces.loader.get(state["checkpoint"])
+    if state["patch_from"]:
+        patched = forward_pass_of(loaded, {**state, "edits": [{"kind": "patch", "site": ""}]})
+        yield "tokenize", {"forward_pass": patched.patch_pass.to_json()}
+    forward_pass = forward_pass_of(loaded, state)
+    for name in available_views(traces.loader):
+        yield from views()[name].initial_requests(traces, forward_pass, state)
+
+
+def _other_selections(traces: TraceCache, state: JsonDict) -> dict[str, list[JsonDict]]:
+    """Return states with another token, and with another head, or with both where these are few."""
+    loaded = traces.loader.get(state["checkpoint"])
+    s = loaded.model.spec
+    length = loaded.inputs(forward_pass_of(loaded, state).prompt)[-1].shape[1]
+    tokens = [state | {"token": token} for token in range(length)]
+    heads = [state | {"layer": layer, "head": head} for layer in range(s.n_layers) for head in range(s.n_heads)]
+    if len(tokens) * len(heads) <= MOST:
+        heads = [head | {"token": token["token"]} for token in tokens for head in heads]
+    return {kind: some for kind, some in (("token", tokens), ("head", heads)) if len(some) <= MOST}
 
 
 def request_key(name: str, body: JsonDict) -> str:
@@ -112,21 +169,19 @@ def standalone(page: str, name: str, data: object, main: str) -> str:
     files = static_files()
     styles = re.findall(r'<link rel="stylesheet" href="/static/([^"]+)">', page)
     css = "\n".join(files[name].decode() for name in styles)
-    scripts = {f"glasshouse/{name}": _script(text) for name, text in files.items() if name.endswith(".js")}
+    scripts = {name: text.decode() for name, text in files.items() if name.endswith(".js")}
+    packed = gzip.compress(
+        to_json({"scripts": scripts, "main": main, "id": name, "data": to_json(data).decode()}), mtime=0
+    )
     page = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", page)
     page = page.replace('<script type="module" src="/static/main.js"></script>\n', "")
-    page = re.sub(
-        r'<script type="importmap">.*?</script>',
-        lambda _: f'<script type="importmap">{json.dumps({"imports": scripts})}</script>',
-        page,
-    )
+    page = re.sub(r'<script type="importmap">.*?</script>\n', "", page)
     head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<style>\n{css}</style>\n'
-    foot = data_script(name, data) + f'<script type="module">import "glasshouse/{main}";</script>\n'
+    foot = (
+        f'<script type="text/plain" id="packed">{base64.b64encode(packed).decode()}</script>\n'
+        f"<script>{UNPACK}</script>\n"
+    )
     return page.replace("</head>", f"{head}</head>").replace("</body>", f"{foot}</body>")
-
-
-def _script(text: bytes) -> str:
-    return f"data:text/javascript;base64,{base64.b64encode(text).decode()}"
 
 
 def _parsed(body: str) -> JsonDict:

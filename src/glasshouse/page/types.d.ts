@@ -125,6 +125,7 @@ interface PageState {
   interventions_stack?: string;
   notes_all?: number;
   notes_card?: string;
+  notes_cards?: string;
   notes_large?: number;
   notes_value?: number;
   overview_zoom?: string;
@@ -1215,4 +1216,11 @@ interface KeyedColumn {
   title?: string;
   class?: string;
   of: (j: number) => Child;
+}
+
+/** What was drawn on a canvas while a picture was taken. */
+interface Drawn {
+  shapes: SVGElement[];
+  texts: { x: number; y: number; node: SVGElement }[];
+  hasPixels: boolean;
 }

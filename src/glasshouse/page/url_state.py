@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import parse_qsl, urlencode
 
 from glasshouse import config
 from glasshouse.config import JsonDict
@@ -56,6 +56,24 @@ def fragment(state: Mapping[str, object]) -> str:
         name: one if isinstance(one, str) else json.dumps(one, separators=(",", ":")) for name, one in given.items()
     }
     return f"#{urlencode(said, errors='surrogateescape')}" if said else ""
+
+
+def state_of(fragment: str) -> JsonDict:
+    """Return the state of a URL fragment that the page wrote.
+
+    >>> state_of("#text=to+be&layer=3&notes_card=A3&other=1")
+    {'text': 'to be', 'layer': 3, 'notes_card': 'A3'}
+    """
+    state: JsonDict = {}
+    for name, value in parse_qsl(fragment.removeprefix("#"), keep_blank_values=True, errors="surrogateescape"):
+        if isinstance(DEFAULTS.get(name), str):
+            state[name] = value
+        elif name in DEFAULTS or name in view_state_keys():
+            try:
+                state[name] = json.loads(value)
+            except ValueError:
+                state[name] = value
+    return state
 
 
 def forward_pass_of(loaded: LoadedModel, state: Mapping[str, Any]) -> ForwardPass:

@@ -25,6 +25,10 @@ def _every_model(loader: ModelLoader) -> bool:
     return True
 
 
+def _none(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
+    return []
+
+
 @dataclass(frozen=True)
 class View:
     """A view: its tab, its endpoints and its part of the URL state.
@@ -38,6 +42,8 @@ class View:
     endpoints: Mapping[str, Endpoint]
     # The requests that it sends when opened, for pages saved from Python.
     initial_requests: Callable[[TraceCache, ForwardPass, JsonDict], list[tuple[str, JsonDict]]]
+    # Those of its sliders, for pages saved from Python at this view.
+    control_requests: Callable[[TraceCache, ForwardPass, JsonDict], list[tuple[str, JsonDict]]] = _none
     state_keys: tuple[str, ...] = ()  # that no other view reads, without the name before them
     applies: Callable[[ModelLoader], bool] = _every_model
     static: Path | None = None  # the folder of its scripts and styles, if it is not one of ours

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from html import escape
 from pathlib import Path
 
@@ -19,10 +19,8 @@ from glasshouse.page.manifest import available_views, views
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.url_state import DEFAULTS, forward_pass_of, fragment, view_state_keys, with_defaults
+from glasshouse.page.url_state import DEFAULTS, forward_pass_of, fragment, view_state_keys
 from glasshouse.text import Tokenizer
-
-MOST = 128  # further selections of tokens and heads that a saved file includes
 
 
 class Look:
@@ -33,22 +31,15 @@ class Look:
 
     def html(self) -> str:
         """Return the page as a standalone HTML file, with nearby selections if they fit."""
-        state = with_defaults(self.traces, self.given)
-        first, *others = self._states(state)
-        loaded = self.traces.loader.get(state["checkpoint"])
-        needed: list[tuple[str, JsonDict]] = [
-            ("model", {}),
-            ("tokenize", {"forward_pass": forward_pass_of(loaded, state).unedited.to_json()}),
-            *self._requests(first),
-        ]
-        if state.get("notes_all"):  # a hand-out of all cards, in which nothing else is selected
-            others = []
-        more = (ask for other in others for ask in self._requests(other))
-        shown = self.given | {"appended": state["appended"], "checkpoint": state["checkpoint"]}
-        return html_export.export_html(self.traces, fragment(shown), needed, more)
+        return html_export.export_html(self.traces, self.given)
 
     def save(self, path: str | Path) -> None:
-        """Write the page to a file."""
+        """Write the page to an HTML file; each of its figures has a button that saves it as SVG or PNG."""
+        if Path(path).suffix.lower() not in (".html", ".htm"):
+            raise InputError(
+                f"a page cannot be saved as {Path(path).name!r}; name a file .html, whose figures can be saved "
+                "as SVG or PNG."
+            )
         Path(path).write_text(self.html(), encoding="utf-8")
 
     def open(self, *, port: int = 0, browser: bool = True) -> Server:
@@ -66,30 +57,10 @@ class Look:
         return fragment(self.given)
 
     def _repr_html_(self) -> str:
-        frame = 'width="100%" height="860" style="border:0" sandbox="allow-scripts" title="Glasshouse"'
+        frame = (
+            'width="100%" height="860" style="border:0" sandbox="allow-scripts allow-downloads" title="Glasshouse"'
+        )
         return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
-
-    def _requests(self, state: JsonDict) -> Iterator[tuple[str, JsonDict]]:
-        """Yield the requests that all views send when opened, and the tokens of the patch source."""
-        loaded = self.traces.loader.get(state["checkpoint"])
-        if state["patch_from"]:
-            patched = forward_pass_of(loaded, {**state, "edits": [{"kind": "patch", "site": ""}]})
-            yield "tokenize", {"forward_pass": patched.patch_pass.to_json()}
-        forward_pass = forward_pass_of(loaded, state)
-        for name in available_views(self.traces.loader):
-            yield from views()[name].initial_requests(self.traces, forward_pass, state)
-
-    def _states(self, state: JsonDict) -> Iterator[JsonDict]:
-        yield state
-        loaded = self.traces.loader.get(state["checkpoint"])
-        s = loaded.model.spec
-        length = loaded.inputs(forward_pass_of(loaded, state).prompt)[-1].shape[1]
-        tokens = [{"token": token} for token in range(length)]
-        heads = [{"layer": layer, "head": head} for layer in range(s.n_layers) for head in range(s.n_heads)]
-        if len(tokens) * len(heads) <= MOST:
-            yield from (state | token | head for token in tokens for head in heads)
-        else:
-            yield from (state | one for some in (tokens, heads) if len(some) <= MOST for one in some)
 
 
 def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: object) -> Look:

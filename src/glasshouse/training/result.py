@@ -10,7 +10,7 @@ from glasshouse import hub
 from glasshouse.errors import ConfigError
 from glasshouse.evaluation import Report, evaluate
 from glasshouse.hub.run_checkpoints import MODEL
-from glasshouse.inspection.html_display import HtmlDisplay, shown
+from glasshouse.inspection.html_display import Drawing, HtmlDisplay, Table
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.training.checkpoint.folder import ADAPTER
@@ -38,11 +38,10 @@ class Result(HtmlDisplay):
         metrics = "".join(f", {name} {value:.4g}" for name, value in self.report.metrics.items())
         return f"Result({str(self.folder)!r}, {self.steps:,} step{'s' * (self.steps != 1)}{metrics})"
 
-    def _html_body(self) -> str:
+    def _drawings(self) -> list[Drawing]:
         values = {"step of the model": f"{self.saved_step:,} of {self.steps:,}"}
         values |= {name.replace("_", " "): f"{value:.4f}" for name, value in self.report.metrics.items()}
-        lines = "".join(f"<tr><th>{shown(name)}</th><td>{shown(value)}</td></tr>" for name, value in values.items())
-        return f"<table><caption>{shown(str(self.folder))}, on the validation set</caption>{lines}</table>"
+        return [Table(values, f"{self.folder}, on the validation set")]
 
 
 def save_result(trainer: Trainer) -> Result:

@@ -11,6 +11,9 @@ export class Superseded extends Error {}
 
 export class ApiError extends Error {}
 
+/** A saved page has no response to a request. */
+export class NotSaved extends ApiError {}
+
 /** The server wants a key. */
 export class KeyError extends ApiError {}
 
@@ -18,7 +21,7 @@ export class KeyError extends ApiError {}
 export const servedModel = new URLSearchParams(location.search).get("model") ?? "";
 
 const saved = document.getElementById("saved");
-/** @type {{ fragment: string, responses: Record<string, any> } | null} */
+/** @type {{ fragment: string, selection: string[], responses: Record<string, any> } | null} */
 const snapshot = saved ? JSON.parse(saved.textContent) : null;
 
 const PERMANENT = /^(model|tokenize) /; // never evicted: every page needs them
@@ -43,6 +46,39 @@ function ordered(value) {
 
 export const isSaved = snapshot !== null;
 export const savedFragment = snapshot?.fragment ?? "";
+/** Whether another "token", or another "head", can be selected; in a saved page these may be too many. */
+export const canSelect = (/** @type {string} */ what) => !snapshot || snapshot.selection.includes(what);
+/** Why a control of a saved page is disabled. */
+export const NEEDS_SERVER = `needs the running page: ${openedBy(snapshot?.responses["model {}"])}`;
+
+/**
+ * How the page of a model is opened.
+ * @param {Model | undefined} model
+ * @returns {string}
+ */
+function openedBy(model) {
+  if (!model || model.in_memory) return "gh.look(model, tok).open()";
+  return `glasshouse look ${/^[\w./:@~-]+$/.test(model.name) ? model.name : `'${model.name}'`}`;
+}
+
+/**
+ * Whether there are responses of an endpoint: always where there is a server.
+ * @param {Endpoint} name
+ * @returns {boolean}
+ */
+export function answers(name) {
+  return !snapshot || Object.keys(snapshot.responses).some((key) => key.startsWith(`${name} `));
+}
+
+/**
+ * Whether there is a response to a request: always where there is a server.
+ * @param {Endpoint} name
+ * @param {RequestBody} body
+ * @returns {boolean}
+ */
+export function isAvailable(name, body) {
+  return !snapshot || `${name} ${JSON.stringify(ordered(body))}` in snapshot.responses;
+}
 
 /**
  * Send a request to an endpoint. With `fresh` the response is not cached.
@@ -81,7 +117,7 @@ export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
  */
 async function lookUp(key) {
   if (snapshot && key in snapshot.responses) return snapshot.responses[key];
-  throw new ApiError("This saved page does not include that; open the model with “glasshouse look” to see it.");
+  throw new NotSaved(`This saved page does not include that: it ${NEEDS_SERVER}`);
 }
 
 /**

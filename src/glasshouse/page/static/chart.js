@@ -188,7 +188,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
       : {};
     const old = area.querySelector("svg");
     const focused = old && document.activeElement === old;
-    const svg = s("svg", { width, height, ...role, on: listen }, shapes);
+    const svg = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, ...role, on: listen }, shapes);
     put(area, svg);
     if (focused) svg.focus({ preventScroll: true });
     mark(at);

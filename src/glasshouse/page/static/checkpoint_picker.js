@@ -2,6 +2,7 @@
 
 import { request, isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
+import { live } from "glasshouse/saved_page.js";
 import { slider } from "glasshouse/widgets.js";
 
 const EARLY = 0.1; // of the planned steps
@@ -69,6 +70,7 @@ export class CheckpointPicker {
     );
     put(this.compareWith, options);
     this.compareWith.value = state.values.compare_with;
+    live(this.choices);
   }
 
   /** Poll for new checkpoints of a running training. */

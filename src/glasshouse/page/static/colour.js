@@ -1,6 +1,7 @@
 // Theme and colour scales: one sequential, one diverging.
 
-import { h, penOf } from "glasshouse/dom.js";
+import { h } from "glasshouse/dom.js";
+import { penOf } from "glasshouse/pen.js";
 import { clamp } from "glasshouse/number.js";
 
 const system = matchMedia("(prefers-color-scheme: dark)");
@@ -158,11 +159,17 @@ function remembered() {
   }
 }
 
-function showTheme() {
-  document.documentElement.dataset.theme = chosen ?? (system.matches ? "dark" : "light");
+/**
+ * Show a theme, by default that of the reader or the system.
+ * @param {string} [theme]
+ */
+export function showTheme(theme = chosen ?? (system.matches ? "dark" : "light")) {
+  document.documentElement.dataset.theme = theme;
   tables = null;
   for (const act of followers) act();
 }
 
-system.addEventListener("change", showTheme);
+system.addEventListener("change", () => showTheme());
+addEventListener("beforeprint", () => showTheme("light")); // paper is white
+addEventListener("afterprint", () => showTheme());
 showTheme();

@@ -72,15 +72,6 @@ function present(children) {
 }
 
 /**
- * What draws on a canvas; it is null only where a canvas has been given to something else.
- * @param {HTMLCanvasElement} canvas
- * @returns {CanvasRenderingContext2D}
- */
-export function penOf(canvas) {
-  return /** @type {CanvasRenderingContext2D} */ (canvas.getContext("2d"));
-}
-
-/**
  * Scroll a box, and not the page, to where one of its elements is in view.
  * @param {Element} node
  * @param {Element} box

@@ -6,9 +6,11 @@ import {
   requestsFor,
   abortOthers,
   isSaved,
+  canSelect,
   Superseded,
   ApiError,
   KeyError,
+  NotSaved,
   savedFragment,
 } from "glasshouse/api.js";
 import { CheckpointPicker } from "glasshouse/checkpoint_picker.js";
@@ -17,15 +19,25 @@ import { h, put } from "glasshouse/dom.js";
 import { keyHelp, pressed } from "glasshouse/keyboard.js";
 import { served } from "glasshouse/manifest.js";
 import { count, plural } from "glasshouse/number.js";
+import { captionBy } from "glasshouse/picture.js";
 import { Prompt } from "glasshouse/prompt.js";
 import { Routing } from "glasshouse/routing.js";
 import { State } from "glasshouse/state.js";
 import { ViewContext } from "glasshouse/view_context.js";
-import { stepper } from "glasshouse/widgets.js";
+import { live } from "glasshouse/saved_page.js";
+import { cut, stepper } from "glasshouse/widgets.js";
 
 const LATER = 1000; // milliseconds before the views that are not open are prefetched
 const PROMPT_KEYS = new Set(["text", "target", "appended", "masked"]); // state keys that change the tokens
 const PATIENCE = 250; // milliseconds before the progress bar shows
+const LONGEST = 160; // letters of the text in the caption of a picture
+/** What the figures of a view depend on; those of others on all of it. @type {Record<string, string[]>} */
+const READS = {
+  tokens: ["pass", "position"],
+  residual: ["pass", "position"],
+  interventions: ["pass", "position"],
+  run: [],
+};
 
 export class Page {
   constructor() {
@@ -39,6 +51,9 @@ export class Page {
     this.due = new Set(); // state keys that changed and are not drawn yet
     this.busy = 0; // tasks that the page waits for
     this.reading = 0; // requests for tokens, to discard late responses
+    /** @type {PageState | null} */
+    this.shown = null; // the state that was drawn last
+    this.refusal = ""; // why the page went back to it
     // These are there once the server has described the model.
     this.model = /** @type {Model} */ ({});
     this.prompt = /** @type {Prompt} */ ({});
@@ -118,6 +133,7 @@ export class Page {
       this.keys,
     );
     addEventListener("keydown", (event) => pressed(this, event));
+    captionBy((reads) => this.caption(reads ?? READS[this.routing.view.name]));
   }
 
   /** Show what depends on the model. */
@@ -186,7 +202,8 @@ export class Page {
       }
       if (!this.routing.view.mount) await this.routing.load(this.routing.view);
     } catch (error) {
-      if (!(error instanceof Superseded)) this.say(error.message, true);
+      if (error instanceof Superseded || this.goBack(error)) return;
+      this.say(error.message, true);
       return;
     } finally {
       this.wait(-1);
@@ -194,7 +211,8 @@ export class Page {
     if (!this.routing.view.mount) return; // another view was selected meanwhile; it draws itself once loaded
     const changed = this.due;
     this.due = new Set();
-    this.say("");
+    this.say(this.refusal, Boolean(this.refusal));
+    this.refusal = "";
     this.prompt.draw(changed);
     this.checkpointPicker.draw();
     this.drawSelection();
@@ -238,6 +256,8 @@ export class Page {
     this.steppers.token.show(context.token, context.row.length - 1);
     this.steppers.layer.show(Math.min(layer, this.layers - 1), this.layers - 1);
     this.steppers.head.show(Math.min(head, this.model.n_heads - 1), this.model.n_heads - 1);
+    if (!canSelect("token")) live(this.steppers.token);
+    if (!canSelect("head")) for (const one of [this.steppers.layer, this.steppers.head]) live(one);
     this.routing.draw();
   }
 
@@ -275,9 +295,12 @@ export class Page {
     this.wait(1);
     try {
       await pane.mounted.draw(changed);
-      if (turn === pane.context.turn) pane.trouble.hidden = true;
+      if (turn === pane.context.turn) {
+        pane.trouble.hidden = true;
+        this.shown = this.state.values;
+      }
     } catch (error) {
-      if (error instanceof Superseded) return;
+      if (error instanceof Superseded || this.goBack(error)) return;
       put(pane.trouble, error.message);
       pane.trouble.hidden = false;
       if (!(error instanceof ApiError)) console.error(error); // a bug in the page
@@ -286,6 +309,23 @@ export class Page {
       this.wait(-1);
       if (turn === pane.context.turn) pane.node.setAttribute("aria-busy", "false");
     }
+  }
+
+  /**
+   * Return to the state that was drawn last where a saved page does not have the one that was asked for: half of it
+   * would be old and half new.
+   * @param {Error} error
+   * @returns {boolean}
+   */
+  goBack(error) {
+    const { shown, state } = this;
+    if (!(error instanceof NotSaved) || !shown) return false;
+    const added = Object.fromEntries(Object.keys(state.values).map((name) => [name, undefined]));
+    const before = { ...added, ...shown };
+    if (state.fragmentOf(before) === state.fragmentOf({})) return false; // what was opened is not there either
+    this.refusal = error.message;
+    state.set(before);
+    return true;
   }
 
   /** @param {number} by */
@@ -308,8 +348,34 @@ export class Page {
 
   // Tools
 
+  /**
+   * What a figure is of, in words, for its picture.
+   * @param {string[]} [reads]
+   * @returns {string[]}
+   */
+  caption(reads = ["pass", "layer", "head", "position"]) {
+    const { layer, head, text, edits } = this.state.values;
+    const context = new ViewContext(this, "");
+    /** @type {(name: string, said: string) => string[]} */
+    const where = (name, said) => (reads.includes(name) ? [said] : []);
+    const { tokens } = this;
+    const words = (tokens.source?.length ? tokens.source : context.row).map((one) => one.text).join("");
+    const shown = cut((text || words).replace(/\n/g, "⏎"), LONGEST);
+    return [
+      [
+        [this.model.name, this.checkpoints()[0]].filter(Boolean).join(", "),
+        ...where("layer", `layer ${layer}`),
+        ...where("head", `head ${head}`),
+        ...where("position", `token ${context.token} “${context.row[context.token]?.text ?? ""}”`),
+        ...(edits.length && reads.includes("pass") ? [plural(edits.length, "edit")] : []),
+      ].join(" · "),
+      ...where("pass", `text: ${shown}`),
+    ];
+  }
+
   async saveFile() {
     this.save.disabled = true;
+    this.say("Saving…");
     try {
       const { html } = await request(
         "save",

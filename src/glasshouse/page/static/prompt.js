@@ -1,9 +1,10 @@
 // The prompt and its tokens, along which everything is selected.
 
-import { request } from "glasshouse/api.js";
+import { isSaved, NEEDS_SERVER, request } from "glasshouse/api.js";
 import { h, put, reveal } from "glasshouse/dom.js";
 import { ViewContext } from "glasshouse/view_context.js";
 import { clamp, plural } from "glasshouse/number.js";
+import { live } from "glasshouse/saved_page.js";
 import { token } from "glasshouse/widgets.js";
 
 const PAUSE = 300; // milliseconds without a key press before typed text is applied
@@ -37,6 +38,13 @@ export class Prompt {
       "section",
       { class: "prompt", "aria-label": "text" },
       this.sides.map((one) => one.node),
+      isSaved
+        ? h(
+            "p",
+            { class: "quiet saved", id: "saved-page" },
+            `Saved page: another text, or what is greyed out, ${NEEDS_SERVER}`,
+          )
+        : null,
     );
   }
 
@@ -56,6 +64,9 @@ export class Prompt {
       placeholder,
       spellcheck: "false",
       autocomplete: "off",
+      readonly: isSaved, // and not disabled, so that it can be copied
+      title: isSaved ? NEEDS_SERVER : undefined,
+      "aria-describedby": isSaved ? "saved-page" : undefined,
       data: { testid: `box-${key}` },
       on: { input: () => this.typed() },
     });
@@ -229,7 +240,7 @@ export class Prompt {
     const at = new ViewContext(this.page, "").token;
     /** @type {(text: string, act: () => void, testid: string) => HTMLElement} */
     const button = (text, act, testid) =>
-      h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text);
+      live(h("button", { type: "button", class: "link", data: { testid }, on: { click: act } }, text));
     const isMasked = masked.includes(at);
     put(
       this.actions,

@@ -2,11 +2,12 @@
 
 import { h, put } from "glasshouse/dom.js";
 import { clamp, short } from "glasshouse/number.js";
+import { pictureButton } from "glasshouse/picture.js";
 
 const SHORT = 12; // characters that fit the widest token in any script
 
 /**
- * A section with a title and a description.
+ * A section with a title, a description, and a button that saves a picture of it.
  * @param {string} title
  * @param {string | null} sentence
  * @param {...Child} children
@@ -14,7 +15,13 @@ const SHORT = 12; // characters that fit the widest token in any script
  */
 export function panel(title, sentence, ...children) {
   const about = sentence ? h("p", { class: "about" }, sentence) : null;
-  return h("section", { class: "panel" }, h("h2", {}, title), about, ...children);
+  const node = h("section", { class: "panel" }, h("h2", {}, title), about, ...children);
+  /** @type {() => Element} */
+  const shown = () => (node.isConnected ? node : [...document.querySelectorAll(".panel")].find(isSame)) ?? node;
+  /** @type {(other: Element) => boolean} */
+  const isSame = (other) => other.querySelector("h2")?.textContent === title;
+  node.append(pictureButton(title, shown));
+  return node;
 }
 
 /**

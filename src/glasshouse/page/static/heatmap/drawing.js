@@ -1,7 +1,8 @@
 // Drawing of a heatmap: cells, numbers, the selection and token labels.
 
 import { ink, ramp } from "glasshouse/colour.js";
-import { h, penOf } from "glasshouse/dom.js";
+import { h } from "glasshouse/dom.js";
+import { penOf } from "glasshouse/pen.js";
 import { TILE } from "glasshouse/heatmap/tiles.js";
 import { cut } from "glasshouse/widgets.js";
 

@@ -286,7 +286,7 @@ FIGURES = {
     "B2": Figure(layer_norm, TOKEN, Control("times x", 3, 0.5, 20, 0.5)),
     "B3": Figure(feedforward, TOKEN),
     "B4": Figure(stream_sum, ("pass", "position")),
-    "B5": Figure(gradients, (), Control("layers", 24, 2, 32)),
+    "B5": Figure(gradients, (), Control("layers", 24, 4, 32, 4)),
     "B7": Figure(dropout, ("pass", "layer"), Control("rate", 0.1, 0, 0.9, 0.1)),
     "B8": Figure(activation_range, ("pass",), Control("layers", 12, 2, 24)),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from typing import Any
 
@@ -35,6 +36,15 @@ class Control:
     low: float
     high: float
     step: float = 1
+
+    def positions(self) -> list[float]:
+        """Return all values of the slider, in decimals as a browser counts them.
+
+        >>> Control("rate", 0.1, 0, 0.3, 0.1).positions()
+        [0.0, 0.1, 0.2, 0.3]
+        """
+        low, high, step = (Decimal(str(one)) for one in (self.low, self.high, self.step))
+        return [float(low + number * step) for number in range(int((high - low) / step) + 1)]
 
 
 @dataclass(frozen=True)

@@ -294,7 +294,7 @@ FIGURES = {
     "A10": Figure(cross_attention, ("pass", "layer", "head")),
     "A11": Figure(head_types, ("pass",)),
     "A12": Figure(groups, ("pass",), Control("from multi-query (0) towards multi-head", 1, 0, 3)),
-    "A13": Figure(cache_size, ("pass",), Control("tokens", 1024, 1, 8192)),
+    "A13": Figure(cache_size, ("pass",), Control("tokens", 1024, 128, 8192, 128)),
     "A15": Figure(own_score, ("pass",), Control("the first", 1, 1, 5)),
     "A16": Figure(sharing, ("pass", "layer")),
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -189,27 +190,38 @@ def _any_pass(traces: TraceCache) -> ForwardPass:
     return ForwardPass(PagePrompt(traces.loader.example()))
 
 
-def figure_request(number: str, forward_pass: ForwardPass, state: JsonDict) -> tuple[str, JsonDict]:
-    """Return the request that the page sends for a card."""
-    reads = FIGURES[number].reads
+def figure_requests(number: str, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
+    """Return the requests that the page sends for a card: one for each position of its slider."""
+    figure = FIGURES[number]
     body: JsonDict = {"number": number}
-    if "pass" in reads:
+    if "pass" in figure.reads:
         body["forward_pass"] = forward_pass.to_json()
     for name, given in (("layer", "layer"), ("head", "head"), ("position", "token")):
-        if name in reads:
+        if name in figure.reads:
             body[name] = state[given]
-    if number == state.get("notes_card") and state.get("notes_value") is not None:
-        body["value"] = state["notes_value"]
-    return "note_figure", body
+    control = figure.control
+    moved = [] if control is None else [value for value in control.positions() if value != control.start]
+    return [("note_figure", body), *(("note_figure", body | {"value": value}) for value in moved)]
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
-    """Return the requests that the view sends when opened: the cards, and the figure of the open one or of all."""
+    """Return the requests that the view sends when opened: the cards, and the figures of those that are open."""
+    return [("notes", {}), *(first for first, *_ in _open_figures(traces, forward_pass, state))]
+
+
+def control_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
+    """Return the requests of the sliders of the open cards."""
+    return [one for _, *moved in _open_figures(traces, forward_pass, state) for one in moved]
+
+
+def _open_figures(
+    traces: TraceCache, forward_pass: ForwardPass, state: JsonDict
+) -> Iterator[list[tuple[str, JsonDict]]]:
     s = traces.loader.get(forward_pass.checkpoint).model.spec
     at = {**state, "layer": min(state["layer"], s.n_layers - 1), "head": min(state["head"], s.n_heads - 1)}
-    open_card = state.get("notes_card") or notes.parts()[0].statements[0].number
-    wanted = [*FIGURES] if state.get("notes_all") else [open_card] if open_card in FIGURES else []
-    return [("notes", {}), *(figure_request(number, forward_pass, at) for number in wanted)]
+    chosen = state.get("notes_cards") or state.get("notes_card") or notes.parts()[0].statements[0].number
+    wanted = FIGURES if state.get("notes_all") else [one for one in chosen.split(",") if one in FIGURES]
+    return (figure_requests(number, forward_pass, at) for number in wanted)
 
 
 VIEW = View(
@@ -220,5 +232,6 @@ VIEW = View(
         "note_figure": Endpoint(NoteFigure, note_figure),
     },
     initial_requests=initial_requests,
-    state_keys=("all", "card", "large", "value"),
+    control_requests=control_requests,
+    state_keys=("all", "card", "cards", "large", "value"),
 )

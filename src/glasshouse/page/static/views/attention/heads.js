@@ -2,7 +2,8 @@
 
 import { Superseded } from "glasshouse/api.js";
 import { onTheme, ramp } from "glasshouse/colour.js";
-import { h, penOf, put } from "glasshouse/dom.js";
+import { h, put } from "glasshouse/dom.js";
+import { penOf } from "glasshouse/pen.js";
 import { clamp, count, short } from "glasshouse/number.js";
 import { choice, panel } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";

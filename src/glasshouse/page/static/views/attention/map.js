@@ -4,6 +4,7 @@ import { isSaved, Superseded } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 import { Heatmap } from "glasshouse/heatmap.js";
 import { short } from "glasshouse/number.js";
+import { pictureButton } from "glasshouse/picture.js";
 import { numberLabel, token } from "glasshouse/widgets.js";
 import { SCORES, typeName } from "glasshouse/views/attention/selection.js";
 
@@ -44,6 +45,7 @@ export function map(selection) {
     button("whole", "whole map", () => heatmap.fit()),
   );
   const about = h("p", { class: "about" });
+  /** @type {HTMLElement} */
   const node = h(
     "section",
     { class: "panel large" },
@@ -52,6 +54,7 @@ export function map(selection) {
     facts,
     heatmap.node,
     status,
+    pictureButton("attention map", () => node),
   );
   /** @type {number | null} */
   let known = null; // the weight of the selected pair

@@ -1,8 +1,10 @@
 // The attention weights of one query, and the largest of them.
 
 import { onTheme } from "glasshouse/colour.js";
-import { h, penOf, put } from "glasshouse/dom.js";
+import { h, put } from "glasshouse/dom.js";
+import { penOf } from "glasshouse/pen.js";
 import { clamp, count, short } from "glasshouse/number.js";
+import { pictureButton } from "glasshouse/picture.js";
 import { bars, cut, token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 
@@ -14,6 +16,7 @@ export function row(selection) {
   const title = h("h2", {});
   const bits = strip(selection);
   const top = h("div", { data: { testid: "row-top" } });
+  /** @type {HTMLElement} */
   const node = h(
     "section",
     { class: "panel whole" },
@@ -25,6 +28,7 @@ export function row(selection) {
     ),
     bits.node,
     top,
+    pictureButton("attention weights of a query", () => node),
   );
   return {
     node,

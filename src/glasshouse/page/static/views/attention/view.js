@@ -1,6 +1,7 @@
 // Attention: small maps of all heads, one head as a heatmap and as lines, and one query-key pair.
 
 import { preamble, within } from "glasshouse/code.js";
+import { onTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { python } from "glasshouse/widgets.js";
 import { heads } from "glasshouse/views/attention/heads.js";
@@ -42,12 +43,14 @@ export function mount(context, root) {
       code,
     ),
   );
+  const stopTheme = onTheme(() => Promise.resolve(two.draw(new Set())).catch(() => {})); // its cells are coloured
   return {
     async draw(changed) {
       await Promise.all(parts.map((part) => part.draw(changed)));
       put(code, python(await inPython(selection)));
     },
     close() {
+      stopTheme();
       for (const part of parts) part.close?.();
     },
   };

@@ -1,8 +1,10 @@
 // Interventions: ablation, scaling and activation patching, with predictions before and after.
 
+import { answers } from "glasshouse/api.js";
 import { answer, preamble, within } from "glasshouse/code.js";
 import { onTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
+import { live } from "glasshouse/saved_page.js";
 import { python } from "glasshouse/widgets.js";
 import { editList } from "glasshouse/views/interventions/edit_list.js";
 import { history } from "glasshouse/views/interventions/history.js";
@@ -26,14 +28,10 @@ export function mount(context, root) {
   const parts = [...inside, ...outcome, second];
   /** @type {(some: Part[]) => HTMLElement[]} */
   const nodes = (some) => some.map((part) => part.node);
+  const top = h("div", { class: "interventions-top" }, nodes(inside));
   const code = h("div", {});
   root.classList.add("interventions");
-  root.append(
-    h("div", { class: "interventions-top" }, nodes(inside)),
-    h("div", { class: "columns outcome" }, nodes(outcome)),
-    second.node,
-    code,
-  );
+  root.append(top, h("div", { class: "columns outcome" }, nodes(outcome)), second.node, code);
   /** @type {(event: KeyboardEvent) => void} */
   const undo = (event) => changes.key(event);
   addEventListener("keydown", undo);
@@ -44,6 +42,9 @@ export function mount(context, root) {
     async draw(changed) {
       const [lines] = await Promise.all([inPython(context), ...parts.map((part) => part.draw(changed))]);
       put(code, python(lines));
+      // Each edit is another forward pass; a sweep may have been done before the page was saved.
+      live(top, answers("ablate_each") ? ".act.first" : "");
+      live(second.node, answers("patch_each") ? ".act.first" : "");
     },
     close: () => {
       removeEventListener("keydown", undo);

@@ -1,6 +1,7 @@
 // One card: why it matters, the statement, its live figure with a slider, the line of code, and, folded, how we know.
 
 import { h, put } from "glasshouse/dom.js";
+import { pictureButton } from "glasshouse/picture.js";
 import { slider } from "glasshouse/widgets.js";
 import { draw, inline } from "glasshouse/views/notes/pieces.js";
 
@@ -23,6 +24,8 @@ export class Card {
     this.number = given.number;
     /** @type {Slider | null} */
     this.slider = null;
+    /** @type {number | undefined} */
+    this.value = undefined; // of the slider, where it was moved
     this.head = h(
       "button",
       {
@@ -79,7 +82,7 @@ export class Card {
           oninput: (value) => this.moved(value),
         })
       : null;
-    if (control) this.slider?.show(control.start);
+    this.showValue();
     put(
       this.inside,
       h("p", { class: "says" }, inline(`${given.says}.`)),
@@ -99,8 +102,8 @@ export class Card {
           ` ${given.code.name}`,
           given.code.text ? h("pre", { tabindex: "0" }, h("code", {}, given.code.text)) : null,
         ),
-        h("dt", {}, "Link"),
-        h("dd", {}, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`)),
+        h("dt", { class: "link-to" }, "Link"),
+        h("dd", { class: "link-to" }, h("a", { href: `#notes/${given.number}` }, `#notes/${given.number}`)),
       ),
       h("details", { class: "known", data: { testid: "known" } }, h("summary", {}, "How we know"), this.evidence()),
     );
@@ -142,6 +145,11 @@ export class Card {
     );
   }
 
+  /** Move the slider to where the figure is drawn. */
+  showValue() {
+    this.slider?.show(this.value ?? this.given.figure?.control?.start ?? 0);
+  }
+
   /** @param {number} value */
   moved(value) {
     clearTimeout(this.pause);
@@ -157,8 +165,27 @@ export class Card {
     this.clear();
     const [drawn, example] = [pieces.map(draw), worked.map(draw)];
     this.pieces = [...drawn, ...example];
+    [...pieces, ...worked].forEach((one, i) => {
+      this.offerPicture(this.pieces[i], "title" in one ? one.title : this.given.title);
+    });
     put(this.figure, drawn);
     put(this.worked, example.length ? [h("h4", {}, "Worked example"), ...example] : []);
+  }
+
+  /**
+   * Offer a picture of a piece, unless it is a sentence.
+   * @param {DrawnPiece} piece
+   * @param {string} title
+   */
+  offerPicture(piece, title) {
+    if (piece.matches(".said")) return;
+    const { given } = this;
+    const told = () => {
+      const control = given.figure?.control;
+      const moved = control ? [`${control.label}: ${this.value ?? control.start}`] : [];
+      return { about: [`${given.number}: ${given.title}`, ...moved], reads: given.figure?.reads ?? [] };
+    };
+    piece.append(pictureButton(title, () => piece, told));
   }
 
   /**

@@ -1,7 +1,8 @@
 // A matrix in colours with its shape: signed or not, masked cells hatched, read by pointer and arrow keys.
 
 import { balance, onTheme, shade } from "glasshouse/colour.js";
-import { h, penOf, put } from "glasshouse/dom.js";
+import { h, put } from "glasshouse/dom.js";
+import { penOf } from "glasshouse/pen.js";
 import { clamp, short } from "glasshouse/number.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { cut } from "glasshouse/widgets.js";

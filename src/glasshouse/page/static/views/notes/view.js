@@ -1,7 +1,8 @@
 // Notes: the statements of the lectures as cards, from text to text, each with a live figure.
 
+import { isAvailable, isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
-import { panel } from "glasshouse/widgets.js";
+import { live } from "glasshouse/saved_page.js";
 import { Card } from "glasshouse/views/notes/card.js";
 
 /**
@@ -31,7 +32,12 @@ class Notes {
         class: "tool",
         "aria-pressed": "false",
         data: { testid: "notes-all" },
-        on: { click: () => context.set({ notes_all: context.state.notes_all ? undefined : 1 }) },
+        on: {
+          click: () =>
+            context.set(
+              this.listed ? { notes_cards: undefined } : { notes_all: context.state.notes_all ? undefined : 1 },
+            ),
+        },
       },
       "Open all cards",
     );
@@ -46,13 +52,20 @@ class Notes {
       },
       "Large type",
     );
+    this.listed = ""; // the cards that are listed, where these are not all
     this.index = h("nav", { class: "index", "aria-label": "cards" });
     this.list = h("div", { class: "lectures", on: { keydown: (event) => this.walk(event) } });
     root.classList.add("notes");
     root.append(
-      panel(
-        "The notes, live",
-        "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know. Token, layer and head are selected above.",
+      h(
+        "section",
+        { class: "panel" },
+        h("h2", {}, "The notes, live"),
+        h(
+          "p",
+          { class: "about" },
+          "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know. Token, layer and head are selected above.",
+        ),
         this.examples,
         this.index,
         h("div", { class: "controls" }, this.all, this.large),
@@ -67,8 +80,11 @@ class Notes {
   }
 
   /** @param {Responses["notes"]} notes */
-  build({ parts, examples }) {
+  build({ parts: all, examples }) {
     const { context } = this;
+    const parts = this.listed ? [this.selected(all)] : all;
+    this.close();
+    this.cards.clear();
     /** @type {(number: string) => void} */
     const open = (number) =>
       context.set({
@@ -80,7 +96,9 @@ class Notes {
     put(
       this.list,
       parts.map((part) => {
-        const cards = part.statements.map((one) => new Card(one, part, { open, play }));
+        const cards = part.statements.map(
+          (one) => new Card(one, all.find((from) => from.statements.includes(one)) ?? part, { open, play }),
+        );
         for (const card of cards) this.cards.set(card.number, card);
         return h(
           "section",
@@ -147,6 +165,27 @@ class Notes {
         ),
       ),
     );
+    live(this.examples);
+  }
+
+  /**
+   * The listed cards as one part, in their order.
+   * @param {NotesPart[]} parts
+   * @returns {NotesPart}
+   */
+  selected(parts) {
+    const statements = parts.flatMap((part) => part.statements);
+    const listed = this.listed.split(",").flatMap((number) => statements.filter((one) => one.number === number));
+    return { ...parts[0], title: "Lecture", statements: listed, questions: [] };
+  }
+
+  /**
+   * The cards that the address lists, unless another one was opened since.
+   * @returns {string}
+   */
+  get wanted() {
+    const { notes_cards: listed = "", notes_card: opened = "none" } = this.context.state;
+    return opened === "none" || listed.split(",").includes(opened) ? listed : "";
   }
 
   /**
@@ -179,11 +218,15 @@ class Notes {
   async draw(changed) {
     const { context } = this;
     const { state } = context;
-    const isFirst = !this.cards.size;
-    if (isFirst) this.build(await context.request("notes"));
-    const every = Boolean(state.notes_all);
-    this.all.setAttribute("aria-pressed", String(every));
-    put(this.all, every ? "Close all but one" : "Open all cards");
+    const notes = await context.request("notes");
+    const isFirst = !this.cards.size || this.listed !== this.wanted;
+    if (isFirst) {
+      this.listed = this.wanted;
+      this.build(notes);
+    }
+    const every = Boolean(state.notes_all || this.listed);
+    this.all.setAttribute("aria-pressed", String(Boolean(state.notes_all)));
+    put(this.all, this.listed ? "List all cards" : every ? "Close all but one" : "Open all cards");
     this.large.setAttribute("aria-pressed", String(Boolean(state.notes_large)));
     document.documentElement.classList.toggle("large-type", Boolean(state.notes_large)); // for a projector
     for (const [number, card] of this.cards) {
@@ -193,7 +236,9 @@ class Notes {
     for (const link of this.index.querySelectorAll("a"))
       link.toggleAttribute("aria-current", link.dataset.to === this.current);
     const chosen = this.cards.get(this.current);
-    chosen?.slider?.show(state.notes_value ?? chosen.given.figure?.control?.start ?? 0);
+    if (chosen) chosen.value = state.notes_value; // others keep theirs, where all are open
+    chosen?.showValue();
+    if (isSaved) this.disable();
     // A slider also chooses its card, which must stay where it is under the pointer.
     const isPlayed = !isFirst && state.notes_value !== undefined;
     const moved = changed.has("notes_card") && state.notes_card && !isPlayed && chosen;
@@ -205,12 +250,36 @@ class Notes {
     if (document.activeElement?.matches('a[href^="#notes/"]')) chosen.head.focus({ preventScroll: true });
   }
 
+  /** Disable what this file has no figures for: cards, and sliders. */
+  disable() {
+    const closed = [...this.cards.values()].filter((card) => !card.node.classList.contains("open"));
+    const missing = closed.filter(({ given }) => given.figure && !isAvailable("note_figure", this.body(given)));
+    for (const card of missing) live(card.head);
+    if (missing.length || this.listed) live(this.all);
+    for (const { given, slider } of this.cards.values()) {
+      const control = given.figure?.control;
+      const other = control?.low === control?.start ? control?.high : control?.low;
+      if (slider && !isAvailable("note_figure", this.body(given, other))) live(slider);
+    }
+  }
+
   /**
    * Request a figure with what it depends on.
    * @param {Statement} statement
    * @returns {Promise<Responses["note_figure"]>}
    */
-  ask({ number, figure }) {
+  ask(statement) {
+    const { number } = statement;
+    return this.context.request("note_figure", this.body(statement, this.cards.get(number)?.value));
+  }
+
+  /**
+   * What a figure depends on.
+   * @param {Statement} statement
+   * @param {number} [value]
+   * @returns {RequestBody}
+   */
+  body({ number, figure }, value) {
     const { context } = this;
     const { model, state } = context;
     /** @type {RequestBody} */
@@ -220,8 +289,8 @@ class Notes {
     if (reads.includes("layer")) body.layer = Math.min(state.layer, model.n_layers - 1);
     if (reads.includes("head")) body.head = Math.min(state.head, model.n_heads - 1);
     if (reads.includes("position")) body.position = context.token;
-    if (number === this.current && state.notes_value !== undefined) body.value = state.notes_value;
-    return context.request("note_figure", body);
+    if (value !== undefined && value !== figure?.control?.start) body.value = value;
+    return body;
   }
 
   /**

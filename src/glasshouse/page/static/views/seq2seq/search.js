@@ -2,6 +2,7 @@
 
 import { h, put } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
+import { live } from "glasshouse/saved_page.js";
 import { placeholder, panel, slider, token } from "glasshouse/widgets.js";
 import { drawTree, OUTCOMES } from "glasshouse/views/seq2seq/tree.js";
 
@@ -42,6 +43,7 @@ export function search(context) {
     oninput: (value) => context.set({ seq2seq_length_penalty: value }),
   });
   penalty.dataset.testid = "penalty";
+  for (const one of [count, penalty]) live(one);
   const pruned = h("input", {
     type: "checkbox",
     data: { testid: "pruned" },
@@ -187,16 +189,18 @@ export function search(context) {
                 {},
                 isShown(one)
                   ? h("span", { class: "quiet", data: { testid: `shown-${i}` } }, "shown in all views")
-                  : h(
-                      "button",
-                      {
-                        type: "button",
-                        class: "act",
-                        "aria-label": `use hypothesis ${i + 1} as target`,
-                        data: { testid: `choose-${i}` },
-                        on: { click: () => choose(one.ids) },
-                      },
-                      "use as target",
+                  : live(
+                      h(
+                        "button",
+                        {
+                          type: "button",
+                          class: "act",
+                          "aria-label": `use hypothesis ${i + 1} as target`,
+                          data: { testid: `choose-${i}` },
+                          on: { click: () => choose(one.ids) },
+                        },
+                        "use as target",
+                      ),
                     ),
               ),
             ),

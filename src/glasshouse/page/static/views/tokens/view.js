@@ -1,8 +1,10 @@
 // Tokens: next-token probabilities, sampling, the BPE merges of a word, and BPE training on the text.
 
+import { isSaved } from "glasshouse/api.js";
 import { answer, preamble, within } from "glasshouse/code.js";
 import { h, put, s } from "glasshouse/dom.js";
 import { count, percent, plural, short } from "glasshouse/number.js";
+import { live } from "glasshouse/saved_page.js";
 import { bars, placeholder, panel, python, slider, token } from "glasshouse/widgets.js";
 
 const SHOWN = 12; // candidates
@@ -79,12 +81,12 @@ function nextToken(context) {
     );
   const controls = settings
     ? [
-        settings.node,
+        live(settings.node),
         h(
           "div",
           { class: "controls" },
-          write(1),
-          write(20),
+          live(write(1)),
+          live(write(20)),
           h("span", { class: "quiet" }, "each click uses a new seed"),
         ),
       ]
@@ -123,7 +125,7 @@ function nextToken(context) {
             title: `${one.text}: probability ${percent(one.probability)}, logit ${short(one.logit)}${plain ? "" : `, sampled with ${percent(one.sampling_probability)}`}`,
             class: one.id === found.actual_next ? "true" : "",
             data: { id: one.id, sampling: one.sampling_probability, logit: one.logit },
-            onclick: model.generates ? () => branch(context, one.id) : undefined,
+            onclick: model.generates && !isSaved ? () => branch(context, one.id) : undefined,
           })),
           { label: title, full: "100%" },
         ),

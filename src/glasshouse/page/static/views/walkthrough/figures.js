@@ -1,7 +1,8 @@
 // Numbers as small shaded matrices: the first few of each, the rest counted and shown as a strip.
 
 import { balance, balanceInk, shade } from "glasshouse/colour.js";
-import { h, penOf, s } from "glasshouse/dom.js";
+import { h, s } from "glasshouse/dom.js";
+import { penOf } from "glasshouse/pen.js";
 import { clamp, percent, plural, short } from "glasshouse/number.js";
 import { token } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";

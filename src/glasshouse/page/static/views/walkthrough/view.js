@@ -3,6 +3,7 @@
 import { preamble, within } from "glasshouse/code.js";
 import { onTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
+import { pictureButton } from "glasshouse/picture.js";
 import { choice, panel, python, quoted } from "glasshouse/widgets.js";
 import { keyOf, partName, partOf } from "glasshouse/views/walkthrough/card.js";
 import { describe } from "glasshouse/views/walkthrough/cards.js";
@@ -257,6 +258,7 @@ class Walkthrough {
       const site = card.site ? h("p", { class: "site quiet" }, "site ", h("code", {}, card.site)) : null;
       put(
         body,
+        pictureButton(told.name, () => document.querySelector(`.step[data-key="${CSS.escape(key)}"]`) ?? node),
         h("div", { class: "words" }, h("p", { class: "why" }, told.why), legend, changed, site),
         h("div", { class: "figure-box" }, told.figure()),
       );
