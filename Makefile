@@ -195,7 +195,7 @@ bench-plan: $(VENV)/.ready  ## plans beside the memory and the speed of one GPU 
 bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (two minutes)
 	$(BIN)/python benchmarks/model_loading.py
 
-page: browser  ## all that opens a browser; every view at more sizes and in dark mode; screenshots in build/screens (ten minutes)
+page: browser node_modules/.ready  ## all that opens a browser; every view, axe-core too, at more sizes and in dark mode; screenshots in build/screens (ten minutes)
 	$(PYTEST) -m long tests/page
 
 inspection: $(VENV)/.ready  ## activations against TransformerLens, site by site (a minute)
