@@ -129,6 +129,8 @@ def _next(result: Result) -> Iterator[str]:
         case "pairs" if isinstance(result.model, gh.models.Encoder):
             yield f"glasshouse serve {folder}"
         case "pairs":
-            yield f"glasshouse generate {folder} {shlex.quote(prompt)}"
+            yield f"glasshouse translate {folder} {shlex.quote(prompt)}"
+        case "labelled":
+            yield f"glasshouse classify {folder} {shlex.quote(prompt)}"
     yield f"glasshouse eval {folder}"
     yield f"glasshouse look {folder}"
