@@ -1,4 +1,4 @@
-"""Writes docs/claims.md and docs/notes.md from the statements in src/glasshouse/notes/; `make docs` runs it."""
+"""Writes docs/claims.md, docs/notes.md and docs/glossary.md from src/glasshouse/notes/; `make docs` runs it."""
 
 from __future__ import annotations
 
@@ -21,8 +21,13 @@ The statements of the lectures about transformers that this program was founded 
 glasshouse notes --save lecture.html
 ```
 
-writes all of them as one offline page, and `--card A1,A3,M4` these three in this order; sliders work in it, and printed it is a hand-out. [Claims](claims.md) has the tables with everything that was measured.
+writes all of them as one offline page, and `--card A1,A3,M4` these three in this order; sliders work in it, and printed it is a hand-out. [Claims](claims.md) has the tables with everything that was measured. "Read" names sections of Vaswani et al., [Attention Is All You Need](https://arxiv.org/abs/1706.03762) (2017), and of Jurafsky & Martin, [Speech and Language Processing](https://web.stanford.edu/~jurafsky/slp3/) (third edition, draft of January 2026), whose chapters are named by their titles, as their numbers change.
 """  # noqa: E501
+
+GLOSSARY = """# Glossary
+
+The terms of the field, as this program and its documentation use them.
+"""
 
 
 def claims_page() -> str:
@@ -76,10 +81,25 @@ def _card(part: notes.Part, one: notes.Statement) -> Iterator[str]:
     if said := _measured(one):
         yield f"Measured ({part.measured_on}): {said}.\n"
     yield f"Shown by {one.shown_by}.\n"
+    if one.read:
+        yield f"Read: {'; '.join(one.read)}.\n"
     yield f"Code: `{one.code.replace(':', '.')}`" + (f": `{one.line}`\n" if one.line else "\n")
 
 
-PAGES: dict[str, Callable[[], str]] = {"claims.md": claims_page, "notes.md": notes_page}
+def glossary_page() -> str:
+    """Return docs/glossary.md: a section for each term."""
+    blocks = [GLOSSARY]
+    for one in notes.glossary():
+        blocks.append(f"## {one.term} {{#{one.anchor}}}\n")
+        blocks.append(f"{one.text}" + (f" *Also: {', '.join(one.also)}.*\n" if one.also else "\n"))
+    return NOTE + "\n".join(blocks)
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "claims.md": claims_page,
+    "notes.md": notes_page,
+    "glossary.md": glossary_page,
+}
 
 
 def main() -> None:

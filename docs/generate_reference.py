@@ -239,7 +239,10 @@ keeps its default, as the name of the kind, `position = "rotary"`.
 
 PRESETS = "`model.preset`, or `gh.preset(name)`. Norm: kind and placement."
 
-RECIPES = "`glasshouse train NAME`, or `gh.Run.load(name)`. Each is a run file in `src/glasshouse/training/recipes/`."
+RECIPES = f"""
+`glasshouse train NAME`, or `gh.Run.load(name)`. Each is a run file in `src/glasshouse/training/recipes/`.
+Names by task: {", ".join(f"`{task}` is [`{data}`](#{data})" for task, data in settings.TASKS.items())}.
+""".strip()
 
 
 def command_line_page() -> str:
@@ -270,7 +273,8 @@ def command_text(name: str, command: Any) -> Iterator[str]:  # noqa: ANN401 - cl
     """Yield the lines about a command: what it does, how it is called, its arguments and options."""
     words = [metavar(parameter) for parameter in command.params if parameter.param_type_name == "argument"]
     yield from ("```text", " ".join(["glasshouse", name, "[OPTIONS]", *words]), "```", "")
-    yield from (escaped(inspect.cleandoc(command.help or "")), "")
+    says = escaped(inspect.cleandoc(command.help or ""))
+    yield from (re.sub(r"\x08\n((?:.+\n?)+)", r"```text\n\1\n```", says), "")  # click does not wrap these lines
     yield from options(command)
     if command.epilog:
         text = command.epilog.removeprefix("Example: ")

@@ -18,7 +18,7 @@ LAYERS = [
     ["layers", "text"],
     ["models"],
     ["data", "hub", "inspection", "embeddings"],
-    ["objectives"],
+    ["objectives", "classification"],
     ["generation"],
     ["evaluation"],
     ["training"],

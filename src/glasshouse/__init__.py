@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from glasshouse import store as store
     from glasshouse import text as text
     from glasshouse import training as training
+    from glasshouse.classification import classify as classify
     from glasshouse.embeddings import embed as embed
     from glasshouse.errors import ConfigError as ConfigError
     from glasshouse.errors import GlasshouseError as GlasshouseError
@@ -76,6 +77,7 @@ _EXPORTS = {
     "ablate_head": "inspection",
     "attribute": "inspection",
     "build": "models",
+    "classify": "classification",
     "compare": "inspection",
     "count_parameters": "models",
     "edit": "inspection",

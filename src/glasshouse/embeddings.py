@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
@@ -46,21 +46,27 @@ def embed(
         raise InputError(
             f"the model is a {type(model).__name__}, which does not embed texts; use an encoder or a decoder."
         )
-    if not isinstance(tok, Tokenizer):
-        raise InputError(f"tok is {tok!r}, but texts need the model's tokenizer; load it with Tokenizer.load.")
+    tok, texts = check_texts(model, tok, texts)
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, but it must be at least 1.")
+    rows = tok.encode_batch(texts, max_len=model.spec.max_len if truncate else None)
+    for number, row in enumerate(rows):
+        if not row:
+            raise InputError(f"text {number} is {texts[number]!r}, which has no tokens; leave it out.")
+    return embed_ids(model, rows, batch_size=batch_size, normalize=normalize)
+
+
+def check_texts(model: Model, tok: Tokenizer | None, texts: object) -> tuple[Tokenizer, Sequence[str]]:
+    """Return the tokenizer and the texts as a list; raise for what is neither, and for a model in training mode."""
+    if not isinstance(tok, Tokenizer):
+        raise InputError(f"tok is {tok!r}, but texts need the model's tokenizer; load it with Tokenizer.load.")
     if model.training:
         raise InputError("the model is in training mode, where dropout changes the result; call model.eval() first.")
     check_tokenizer(model, tok)
     texts = [texts] if isinstance(texts, str) else texts
     if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
         raise InputError(f"texts is of type {type(texts).__name__}, but it must be a text or a list of texts.")
-    rows = tok.encode_batch(texts, max_len=model.spec.max_len if truncate else None)
-    for number, row in enumerate(rows):
-        if not row:
-            raise InputError(f"text {number} is {texts[number]!r}, which has no tokens; leave it out.")
-    return embed_ids(model, rows, batch_size=batch_size, normalize=normalize)
+    return tok, texts
 
 
 @torch.no_grad()
@@ -81,13 +87,7 @@ def embed_ids(
     pooled = with_pooling(model)
     device = model.token_embedding.table.weight.device
     result = torch.empty(len(rows), model.spec.d_model, device=device, dtype=model.token_embedding.table.weight.dtype)
-    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
-    for start in range(0, len(order), batch_size):
-        chosen = order[start : start + batch_size]
-        lengths = torch.tensor([len(rows[i]) for i in chosen])
-        ids = torch.zeros(len(chosen), int(lengths.max()), dtype=torch.long)
-        for line, i in zip(ids, chosen, strict=True):
-            line[: len(rows[i])] = torch.tensor(rows[i])
+    for chosen, ids, lengths in length_batches(rows, batch_size):
         result[chosen] = pooled(ids.to(device), lengths=lengths.to(device))
     if not bool(result.isfinite().all()):
         number = int((~result.isfinite()).any(1).nonzero()[0])
@@ -97,6 +97,24 @@ def embed_ids(
         )
     by_default = pooled.spec.head.normalize if isinstance(pooled.spec.head, spec.Pooled) else False
     return F.normalize(result, dim=-1) if (by_default if normalize is None else normalize) else result
+
+
+def length_batches(rows: Sequence[Sequence[int]], batch_size: int) -> Iterator[tuple[list[int], Tensor, Tensor]]:
+    """Yield batches of rows of similar length: their numbers, their ids padded on the right, and their lengths.
+
+    >>> for numbers, ids, lengths in length_batches([[1, 2, 3], [4], [5, 6]], batch_size=2):
+    ...     numbers, ids.tolist(), lengths.tolist()
+    ([1, 2], [[4, 0], [5, 6]], [1, 2])
+    ([0], [[1, 2, 3]], [3])
+    """
+    order = sorted(range(len(rows)), key=lambda i: len(rows[i]))
+    for start in range(0, len(order), batch_size):
+        chosen = order[start : start + batch_size]
+        lengths = torch.tensor([len(rows[i]) for i in chosen])
+        ids = torch.zeros(len(chosen), int(lengths.max()), dtype=torch.long)
+        for line, i in zip(ids, chosen, strict=True):
+            line[: len(rows[i])] = torch.tensor(rows[i])
+        yield chosen, ids, lengths
 
 
 def check_lengths(model: Encoder | Decoder, rows: Sequence[Sequence[int]]) -> None:

@@ -1,11 +1,12 @@
-"""A command in this process."""
+"""A command in this process, and what it is given."""
 
 from __future__ import annotations
 
 import functools
 import io
+import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,24 @@ def call(monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[byt
         return Done(code, out.decode(), err.decode())
 
     return call
+
+
+@pytest.fixture
+def lines(call: Call, tmp_path: Path) -> Callable[..., Done]:
+    """Run a command with a real file as its standard input."""
+
+    def lines(*words: str, stdin: bytes) -> Done:
+        (tmp_path / "in").write_bytes(stdin)
+        before = os.dup(0)
+        with (tmp_path / "in").open("rb") as file:
+            os.dup2(file.fileno(), 0)
+        try:
+            return call(*words)
+        finally:
+            os.dup2(before, 0)
+            os.close(before)
+
+    return lines
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ def test_completion_installs_and_completes(tmp_path: Path) -> None:
     complete = "COMP_WORDS=($WORDS); COMP_CWORD=$WORD; _glasshouse_completion glasshouse; echo ${COMPREPLY[@]}"
     ask = f"source {script}; {complete}"
     expected = {
-        "glasshouse tr": ["train"],
+        "glasshouse trai": ["train"],
         "glasshouse do": ["doctor"],
         "glasshouse data ": ["join", "list", "prepare", "show", "verify"],
         "glasshouse generate --max-n": ["--max-new-tokens"],

@@ -86,24 +86,6 @@ def house(tmp_path_factory: pytest.TempPathFactory) -> House:
     return House(folder, tok, models)
 
 
-@pytest.fixture
-def lines(call: Call, tmp_path: Path) -> Callable[..., Done]:
-    """Run a command with a real file as its standard input."""
-
-    def lines(*words: str, stdin: bytes) -> Done:
-        (tmp_path / "in").write_bytes(stdin)
-        before = os.dup(0)
-        with (tmp_path / "in").open("rb") as file:
-            os.dup2(file.fileno(), 0)
-        try:
-            return call(*words)
-        finally:
-            os.dup2(before, 0)
-            os.close(before)
-
-    return lines
-
-
 Start = Callable[..., "subprocess.Popen[bytes]"]
 
 

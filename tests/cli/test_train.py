@@ -130,6 +130,24 @@ def test_train_reports_the_result_and_commands_to_try_that_work(place: Path, cal
     assert "gzip" not in again.out
 
 
+@pytest.mark.parametrize(("task", "columns"), [("classify", "text,label"), ("translate", "source,target")])
+def test_a_recipe_by_task_trains_and_its_first_command_to_try_works(
+    place: Path, call: Call, task: str, columns: str
+) -> None:
+    rows = (
+        f"{saying} {number},{label}\n" for number in range(40) for saying, label in (("fine", "a"), ("dull", "b"))
+    )
+    (place / "my.csv").write_text(f"{columns}\n" + "".join(rows))
+    small = ("d_model=16", "n_layers=1", "n_heads=2", "d_ff=32")
+    settings = (*(f"model.{one}" for one in small), "data.vocab_size=263", "data.seq_len=16", "train.steps=1")
+    done = call("train", task, "data.path=my.csv", *settings, "train.batch_tokens=64")
+    assert done.code == 0, done.err
+    first = shlex.split(done.out.partition("try:\n")[2].splitlines()[0])
+    assert first[1:3] == [task, "runs/my"]
+    tried = call(*first[1:])
+    assert (tried.code, len(tried.out.splitlines())) == (0, 1)
+
+
 def test_one_step_is_a_run(place: Path, call: Call) -> None:
     done = call("train", "tiny.toml", "train.steps=1", "train.batch_tokens=8", "--no-baselines")
     assert done.code == 0

@@ -70,6 +70,7 @@ def test_every_card_is_drawn_and_fits(
         assert card.evaluate(CUT) == [], one.number
         assert one.title in card.inner_text()
         assert one.code.partition(":")[2] in card.inner_text()
+        assert all(place in card.inner_text() for place in one.read), one.number
         assert page.evaluate("document.documentElement.scrollWidth") <= width, one.number
         assert not page.locator(".pane > .trouble").is_visible(), one.number
 

@@ -562,7 +562,9 @@ def test_recipes_load() -> None:
     expected = {
         "stdlib",
         "dates",
+        "translate",
         "langid",
+        "classify",
         "masked-lm",
         "paraphrases",
         "finetune-chat",
@@ -578,6 +580,15 @@ def test_recipes_load() -> None:
         run = Run.load(name)
         assert run.train.out == f"runs/{name}"
         assert Run.from_dict(run.to_dict()) == run
+
+
+@pytest.mark.parametrize(("task", "data"), [("translate", "dates"), ("classify", "langid")])
+def test_a_recipe_by_task_is_the_one_of_its_data(task: str, data: str) -> None:
+    ours, same = Run.load(task), Run.load(data, f"train.out=runs/{task}")
+    assert ours == same
+    own = Run.load(task, "data.path=my/pairs.tsv")
+    assert own == Run.load(data, "data.path=my/pairs.tsv")
+    assert own.train.out == "runs/pairs"
 
 
 def test_adjusted_settings_are_logged(data_folder: Path) -> None:

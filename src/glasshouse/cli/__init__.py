@@ -12,7 +12,22 @@ from typer.core import TyperGroup
 
 import glasshouse as gh
 from glasshouse import hints
-from glasshouse.cli import data, demo, doctor, evaluation, look, model, notes, plan, screen, serve, steer, training
+from glasshouse.cli import (
+    classification,
+    data,
+    demo,
+    doctor,
+    evaluation,
+    look,
+    model,
+    notes,
+    plan,
+    screen,
+    serve,
+    steer,
+    training,
+    translation,
+)
 from glasshouse.cli.generation import command as generation
 from glasshouse.cli.tokenizer import command as tokenizer
 
@@ -61,6 +76,8 @@ app.add_typer(training.app)
 app.add_typer(plan.app)
 app.add_typer(evaluation.app)
 app.add_typer(generation.app)
+app.add_typer(translation.app)
+app.add_typer(classification.app)
 app.add_typer(look.app)
 app.add_typer(notes.app)
 app.add_typer(serve.app)

@@ -1,7 +1,8 @@
-"""Text arguments of commands: files, folders, globs, or a built-in dataset."""
+"""Text arguments of commands: files, folders, globs, a built-in dataset, or the texts themselves."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Literal
 
@@ -25,7 +26,21 @@ Columns = Annotated[
         show_default="text; source,target; text,label; words,tags; messages; prompt,chosen,rejected",
     ),
 ]
+LINES = "-"  # texts are read from standard input
+Given = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="TEXT", help="Texts; without any, or with -, each line of stdin is one."),
+]
 Errors = Annotated[Literal["strict", "replace"], typer.Option(help="Stop at invalid UTF-8, or replace it by U+FFFD.")]
+
+
+def given_or_lines(texts: list[str] | None) -> Iterator[str]:
+    """Yield the texts of the command line, or without any the lines of stdin as they arrive."""
+    if texts and texts != [LINES]:
+        yield from (text.encode(errors="surrogateescape").decode(errors="replace") for text in texts)
+        return
+    for line in sys.stdin.buffer:
+        yield line.decode(errors="replace").removesuffix("\n").removesuffix("\r")
 
 
 def listed(names: Iterable[str] | None) -> tuple[str, ...]:

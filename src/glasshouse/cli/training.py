@@ -28,8 +28,7 @@ def train(
         str,
         typer.Argument(
             metavar="RUN",
-            help="A TOML file, a run folder, or a recipe: stdlib, dates, langid, masked-lm, paraphrases, "
-            "finetune-chat, dpo, finetune-classifier, vaswani-base, python-3m, english-4m or demo.",
+            help="A TOML file, a run folder, or the name of a recipe.",
         ),
     ] = "stdlib",
     settings: Annotated[
@@ -49,7 +48,23 @@ def train(
     Without an argument it trains a small decoder on Python's standard library, in about five minutes on two cores.
 
     Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops at once.
-    """
+
+    Recipes, each with data of its own unless data.path names yours:
+
+    \b
+    stdlib               a decoder: the next token of Python code, or of your text
+    translate            an encoder-decoder: pairs of source and target; also called dates, its data
+    classify             an encoder: a label for each text; also called langid, its data
+    masked-lm            an encoder: masked tokens of Python code, or of your text
+    paraphrases          an encoder: vectors of sentences, for gh.embed
+    finetune-chat        a decoder of yours: conversations
+    dpo                  a decoder of yours: preferred answers
+    finetune-classifier  an encoder of yours: a label for each text, or a tag for each word
+    vaswani-base         the encoder-decoder of the paper, for millions of pairs
+    python-3m            the bundled decoder of Python code, for a GPU
+    english-4m           the bundled decoder of English, for a GPU; its text comes from benchmarks/english_text.py
+    demo                 the decoder that glasshouse demo trains, in three minutes
+    """  # noqa: D301 - click's mark of lines that it is not to wrap
     given = [*(settings or [])]
     if "=" in run and not Path(run).exists():  # settings alone
         run, given = "stdlib", [run, *given]
@@ -129,6 +144,8 @@ def _next(result: Result) -> Iterator[str]:
         case "pairs" if isinstance(result.model, gh.models.Encoder):
             yield f"glasshouse serve {folder}"
         case "pairs":
-            yield f"glasshouse generate {folder} {shlex.quote(prompt)}"
+            yield f"glasshouse translate {folder} {shlex.quote(prompt)}"
+        case "labelled":
+            yield f"glasshouse classify {folder} {shlex.quote(prompt)}"
     yield f"glasshouse eval {folder}"
     yield f"glasshouse look {folder}"

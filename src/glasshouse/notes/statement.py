@@ -37,6 +37,7 @@ class Statement(Settings):
     try_it: str  # what to do with the live figure
     code: str  # module:name of what does it in this package
     line: str = ""  # the line of that which does it
+    read: tuple[str, ...] = ()  # sections of the paper and of the textbook that it belongs to, where there are any
     slip: str = ""  # what is often said or written of it and is wrong or loose, and why
     curves: str = ""  # what the curves that `make claims` measured are of
     thresholds: tuple[Threshold, ...] = ()  # of the figures of `make claims`, where it needs training

@@ -457,6 +457,7 @@ interface Statement {
   shown_by: string;
   measured: string;
   try_it: string;
+  read: string[];
   code: { path: string; line: number; name: string; text: string };
   measured_pieces: Piece[];
   verdicts: { on: string; figures: string[] } | null;

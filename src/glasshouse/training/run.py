@@ -21,6 +21,7 @@ from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
 
 RECIPES = Path(__file__).parent / "recipes"
+TASKS = {"translate": "dates", "classify": "langid"}  # recipes by task, and those of the same model by their data
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
 PROBE_NAMES = (
@@ -307,17 +308,18 @@ def _fit_warmup(file: JsonDict, given: JsonDict) -> str:
 
 
 def recipes() -> list[str]:
-    """List the recipes: the built-in ones, and those of installed packages.
+    """List the recipes: the built-in ones, by data and by task, and those of installed packages.
 
-    >>> "stdlib" in recipes()
+    >>> {"dates", "translate"} <= {*recipes()}
     True
     """
-    return sorted({path.stem for path in RECIPES.glob("*.toml")} | registry.entry_points(registry.RECIPES).keys())
+    own = {path.stem for path in RECIPES.glob("*.toml")} | TASKS.keys()
+    return sorted(own | registry.entry_points(registry.RECIPES).keys())
 
 
 def find_recipe(name: str) -> Path | None:
     """Return the file of a recipe, of ours before that of an installed package; None if there is none."""
-    if (own := RECIPES / f"{name}.toml").is_file():
+    if (own := RECIPES / f"{TASKS.get(name, name)}.toml").is_file():
         return own
     return None if name.endswith(".toml") else registry.load_entry_point(registry.RECIPES, name, Path)
 

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Literal, cast
 
 import typer
 
@@ -16,19 +16,13 @@ import glasshouse as gh
 from glasshouse import pretrained
 from glasshouse.cli import screen, texts
 from glasshouse.cli.generation import chat_session, stdin_prompts, streaming
+from glasshouse.cli.generation.streaming import sampling
 from glasshouse.cli.model import MODEL_HELP, Device, Ignore, Revision
-from glasshouse.generation.sampling_params import DEFAULTS, HELP
+from glasshouse.generation.sampling_params import DEFAULTS
 
 app = typer.Typer()
 
-LINES = "-"  # prompts are read from standard input
-ROOM = 4096  # default limit on max_len for stdin prompts and chat: the KV cache is allocated for it
 ESCAPES = {r"\n": "\n", r"\t": "\t", r"\r": "\r", r"\\": "\\"}
-
-
-def sampling(name: str, **more: Any) -> Any:  # noqa: ANN401 - typer's own types
-    """Return the option of a sampling parameter, with its help text."""
-    return typer.Option(help=HELP[name], **more)
 
 
 @app.command(epilog="Example: glasshouse generate runs/stdlib 'def main(' --temperature 0.8 --top-p 0.95")
@@ -74,7 +68,7 @@ def generate(
         typer.Option(
             min=1,
             help="Maximum tokens of prompt and completion together; of each, for an encoder-decoder.",
-            show_default=f"as needed; with - and --chat the model's max_len, up to {ROOM}",
+            show_default=f"as needed; with - and --chat the model's max_len, up to {streaming.ROOM}",
         ),
     ] = None,
     draft_model: Annotated[
@@ -161,11 +155,10 @@ def generate(
             f"by `glasshouse train finetune-chat model.from={model}`."
         )
     prompt_bytes = b"" if prompt is None else os.fsencode(prompt)  # as typed, also if not UTF-8
-    many = chat or prompt == LINES
+    many = chat or prompt == texts.LINES
     if many:
         sequences = 1 if chat else gh.generation.MAX_SLOTS
-        limit = found.spec.position_limit
-        length = max_len or min(found.spec.max_len + options.max_new_tokens if limit is None else limit, ROOM)
+        length = max_len or streaming.room(found.spec, options)
         source = length if translates else 0
     else:
         ids = streaming.encode(prompt_bytes, tok, found.spec)
@@ -187,9 +180,9 @@ def generate(
     del found  # a quantized engine keeps none of its matrices, so this frees their memory
     if chat:
         assert tok is not None
-        first = None if prompt in (None, LINES) else prompt_bytes.decode(errors="replace")
+        first = None if prompt in (None, texts.LINES) else prompt_bytes.decode(errors="replace")
         chat_session.chat(engine, tok, options, system, first, as_json)
-    elif prompt == LINES:
+    elif prompt == texts.LINES:
         stdin_prompts.generate_lines(engine, options, n, as_json)
     else:
         _complete(engine, prompt_bytes, ids, options, n, as_json)
@@ -213,7 +206,7 @@ def _model_and_prompt(first: str | None, second: str | None, chat: bool) -> tupl
     if second is not None and first is not None:
         return first, second
     if first is None or Path(first).is_dir() or first in pretrained.names():  # a model, not a prompt
-        raise gh.InputError(f"there is no prompt; give one, or {LINES} to read them from stdin, or --chat.")
+        raise gh.InputError(f"there is no prompt; give one, or {texts.LINES} to read them from stdin, or --chat.")
     print(
         f"model: {pretrained.DEFAULT}, a decoder of Python code; for another: generate MODEL PROMPT", file=sys.stderr
     )

@@ -1,4 +1,4 @@
-"""Prompts from standard input, one per line: prefetched, batched, and printed in order."""
+"""Many prompts, given or from standard input, one per line: prefetched, batched, and printed in order."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from queue import Empty, Queue
@@ -23,8 +23,24 @@ STDIN = 0
 WINDOW = 8  # lines in memory per slot: those after a slow one complete while it runs
 
 
-class _Lines:
+class GivenTexts:
+    """Texts that are all known."""
+
+    noun = "text"
+
+    def __init__(self, texts: Sequence[bytes]) -> None:
+        self.n_bytes = sum(map(len, texts))
+        self._texts = deque(texts)
+
+    def take(self, *, wait: bool) -> bytes | None:
+        """Return the next text; None at the end."""
+        return self._texts.popleft() if self._texts else None
+
+
+class StdinLines:
     """The lines of stdin, prefetched by a thread, so that a slow writer delays no completion."""
+
+    noun = "line"
 
     def __init__(self, limit: int) -> None:
         self.n_bytes = os.fstat(STDIN).st_size  # of a file; bytes from a pipe are counted as they are read
@@ -81,11 +97,13 @@ class _Line:
         return [*texts, *[""] * (n - len(texts))]
 
 
-def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_json: bool) -> None:
-    """Print the completions of each line of stdin, in order; an error in one line does not stop the others."""
+def generate_lines(
+    engine: gh.Engine, options: gh.SamplingParams, n: int, as_json: bool, given: GivenTexts | None = None
+) -> None:
+    """Print the completions of each text or line of stdin, in order; an error in one does not stop the others."""
     began = time.perf_counter()
     out = sys.stdout  # a progress bar replaces sys.stdout
-    lines = _Lines(WINDOW * len(engine.slots))
+    lines = StdinLines(WINDOW * len(engine.slots)) if given is None else given
     count = failed = done = tokens = 0
     lengths = streaming.LengthWarnings(engine)
     with nullcontext(gh.text.bpe.training.no_progress) if out.isatty() else screen.progress() as progress:
@@ -94,7 +112,7 @@ def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_jso
                 print(streaming.fit(text), file=out)
             out.flush()
             if line.error:
-                print(f"error: line {count}: {line.error}", file=sys.stderr)
+                print(f"error: {lines.noun} {count}: {line.error}", file=sys.stderr)
                 failed += 1
             done += line.size
             tokens += sum(len(request.ids) for request in line.requests)
@@ -102,13 +120,15 @@ def generate_lines(engine: gh.Engine, options: gh.SamplingParams, n: int, as_jso
                 lengths.add(request)
             progress("generating", done, lines.n_bytes)
     refused = [f"{failed:,} of them refused"] if failed else []
-    streaming.print_throughput(tokens, began, f"{count:,} lines", *refused, *streaming.acceptance(engine))
+    streaming.print_throughput(tokens, began, f"{count:,} {lines.noun}s", *refused, *streaming.acceptance(engine))
     lengths.show()
     if failed:
         raise typer.Exit(1)
 
 
-def _in_order(engine: gh.Engine, prompts: _Lines, options: gh.SamplingParams, n: int) -> Iterator[_Line]:
+def _in_order(
+    engine: gh.Engine, prompts: StdinLines | GivenTexts, options: gh.SamplingParams, n: int
+) -> Iterator[_Line]:
     """Yield each line once it and all before it are done, with a bounded window in memory."""
     window: deque[_Line] = deque()
     limit = WINDOW * len(engine.slots)

@@ -1,4 +1,4 @@
-"""Shared by all modes of `generate`: requests to the engine, streamed output, Ctrl-C, and throughput."""
+"""Shared by `translate` and all modes of `generate`: options, requests, streamed output, Ctrl-C, and throughput."""
 
 from __future__ import annotations
 
@@ -9,14 +9,29 @@ import time
 import unicodedata
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
+import typer
 from rich.console import Console
 
 import glasshouse as gh
 from glasshouse.cli import screen
 from glasshouse.escaping import escape_control
+from glasshouse.generation.sampling_params import HELP
 
+ROOM = 4096  # default limit on max_len for stdin prompts and chat: the KV cache is allocated for it
 INTERRUPTED = 130  # exit code after Ctrl-C
+
+
+def sampling(name: str, **more: Any) -> Any:  # noqa: ANN401 - typer's own types
+    """Return the option of a sampling parameter, with its help text."""
+    return typer.Option(help=HELP[name], **more)
+
+
+def room(s: gh.spec.Spec, options: gh.SamplingParams) -> int:
+    """Return the tokens to allocate for each sequence, where the prompts are not known yet."""
+    limit = s.position_limit
+    return min(s.max_len + options.max_new_tokens if limit is None else limit, ROOM)
 
 
 def submit(engine: gh.Engine, ids: list[int], options: gh.SamplingParams, n: int) -> list[gh.generation.Request]:

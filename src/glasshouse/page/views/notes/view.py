@@ -85,6 +85,7 @@ def _card(part: notes.Part, one: notes.Statement) -> JsonDict:
             name: getattr(one, name)
             for name in ("number", "title", "why", "says", "slip", "shown_by", "measured", "try_it")
         },
+        "read": list(one.read),
         "code": {"path": path, "line": line, "name": one.code.partition(":")[2], "text": one.line},
         "measured_pieces": [*measured_lines(one), *measured_table(part, one.number)],
         "verdicts": claimed(one),

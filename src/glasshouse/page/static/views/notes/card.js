@@ -142,6 +142,9 @@ export class Card {
             ),
           ]
         : null,
+      given.read.length > 0
+        ? [h("dt", {}, "Read"), h("dd", { data: { testid: "read" } }, given.read.join("; "))]
+        : null,
     );
   }
 
