@@ -155,7 +155,7 @@ def test_a_slider_plays_with_a_figure_and_is_part_of_the_link(bundled: Trained, 
     page = visit(bundled, view="notes", notes_card="P2", text=TEXT)
     card = page.locator("#card-P2")
     assert fact(card, "offset") == 3
-    card.get_by_label("offset").focus()
+    card.get_by_label("offset", exact=True).focus()
     page.keyboard.press("ArrowRight")
     expect(card.locator('[data-fact="offset"]')).to_have_text("4")
     assert "notes_value=4" in page.url

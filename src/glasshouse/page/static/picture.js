@@ -305,6 +305,7 @@ class Drawing {
    */
   addText(node, style, clip) {
     const range = document.createRange();
+    if (style.writingMode.startsWith("vertical")) return this.addUpright(node, style);
     /** @type {{ text: string, box: DOMRect, right: number }[]} */
     const lines = [];
     let at = 0;
@@ -338,6 +339,21 @@ class Drawing {
           ),
           { right, bottom: box.bottom },
         );
+  }
+
+  /**
+   * A text that is written upwards, such as the name of a narrow column.
+   * @param {Text} node
+   * @param {CSSStyleDeclaration} style
+   */
+  addUpright(node, style) {
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    const box = range.getBoundingClientRect();
+    const [x, y] = [short((box.left + box.right) / 2 - this.left), short(box.bottom - this.top)];
+    const font = { "font-family": fontOf(style.fontFamily), "font-size": style.fontSize };
+    const place = { x, y, dy: "0.35em", transform: `rotate(-90 ${x} ${y})` };
+    this.push(s("text", { ...place, ...font, ...paint("fill", colour(style.color)) }, valid(node.data.trim())), box);
   }
 
   /**

@@ -176,12 +176,12 @@ export class Card {
   }
 
   /**
-   * Offer a picture of a piece, unless it is a sentence.
+   * Offer a picture of a piece, unless it is a sentence or named numbers.
    * @param {DrawnPiece} piece
    * @param {string} title
    */
   offerPicture(piece, title) {
-    if (piece.matches(".said")) return;
+    if (piece.matches(".said, .named")) return;
     const { given } = this;
     const told = () => {
       const control = given.figure?.control;

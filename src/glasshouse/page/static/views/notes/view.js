@@ -232,6 +232,7 @@ class Notes {
     for (const [number, card] of this.cards) {
       const isOpen = every || number === this.current;
       if (isOpen !== card.node.classList.contains("open")) card.show(isOpen);
+      if (changed.has("notes_card") && number !== this.current) clearTimeout(card.pause); // which would choose it again
     }
     for (const link of this.index.querySelectorAll("a"))
       link.toggleAttribute("aria-current", link.dataset.to === this.current);
