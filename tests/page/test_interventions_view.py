@@ -199,7 +199,7 @@ def test_edits_are_part_of_the_url(request: pytest.FixtureRequest, visit: Visit)
     state = state_of(page)
     again = visit(request.getfixturevalue("decoder"), **state)
     check(again, "decoder", model, given, {"z.0[head=2]": 0.0})
-    expect(again.locator(".part[data-site='z.0[head=2]']")).to_have_attribute("aria-pressed", "true")
+    expect(again.locator(".part[data-site='z.0[head=2]']")).to_have_attribute("aria-selected", "true")
 
 
 def test_ablation_by_keyboard(request: pytest.FixtureRequest, visit: Visit) -> None:

@@ -114,8 +114,11 @@ export function balanceInk(value) {
  */
 function readable(table, value) {
   const at = 3 * Math.round(255 * clamp(Math.abs(value) || 0, 1));
-  const light = (0.299 * table[at] + 0.587 * table[at + 1] + 0.114 * table[at + 2]) / 255;
-  return light > 0.55 ? "#10201a" : "#f4fbf7";
+  /** @type {(byte: number) => number} */
+  const linear = (byte) => (byte <= 10 ? byte / 3294.6 : ((byte / 255 + 0.055) / 1.055) ** 2.4);
+  const luminance = 0.2126 * linear(table[at]) + 0.7152 * linear(table[at + 1]) + 0.0722 * linear(table[at + 2]);
+  // Where black and white have the same contrast, 4.58: above the 4.5 that WCAG asks of small text.
+  return luminance > 0.179 ? "#000000" : "#ffffff";
 }
 
 /**

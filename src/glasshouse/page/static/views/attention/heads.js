@@ -4,7 +4,7 @@ import { Superseded } from "glasshouse/api.js";
 import { onTheme, ramp } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { penOf } from "glasshouse/pen.js";
-import { clamp, count, short } from "glasshouse/number.js";
+import { clamp, count } from "glasshouse/number.js";
 import { choice, panel } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
 import { SCALES, SCORES, typeName } from "glasshouse/views/attention/selection.js";
@@ -208,12 +208,16 @@ export function heads(selection) {
         const value = one?.label ? one[one.label] : undefined;
         put(
           label,
-          one ? (one.label ? [h("span", {}, typeName(one.label)), h("b", {}, value?.toFixed(2))] : NAMELESS) : "",
+          one
+            ? one.label
+              ? [h("span", {}, typeName(one.label)), " ", h("b", {}, value?.toFixed(2))]
+              : NAMELESS
+            : "",
         );
         Object.assign(button.dataset, { label: one?.label ?? "", value: value ?? "" });
         button.setAttribute(
           "aria-label",
-          `layer ${layer}, head ${head}${one ? `: ${one.label ? `${one.label} ${short(value)}` : "no label"}` : ""}`,
+          `layer ${layer}, head ${head}${one ? `: ${one.label ? `${typeName(one.label)} ${value?.toFixed(2)}` : NAMELESS}` : ""}`,
         );
       }
     }

@@ -31,7 +31,7 @@ export function walk(event) {
 export function show(button, { label, state, value, text, share }) {
   put(button, state || text);
   button.classList.toggle("edited", Boolean(state));
-  button.setAttribute("aria-pressed", String(Boolean(state)));
+  button.setAttribute("aria-selected", String(Boolean(state)));
   button.setAttribute("aria-label", label);
   if (text) button.dataset.value = String(value);
   else delete button.dataset.value;

@@ -229,7 +229,7 @@ function looked(flow, part, layer, place, zoom) {
       {
         type: "button",
         class: "link head",
-        "aria-label": `${PARTS[part]} head ${layer}.${one.head}: zoom in`,
+        "aria-label": `head ${one.head} of ${PARTS[part]} ${layer}: zoom in`,
         on: { click: () => zoom({ layer, head: one.head, key: one.key, site: flow.site(part) }) },
       },
       h("i", { style: { background: headColour(one.head, flow.nHeads) } }),

@@ -154,7 +154,7 @@ export function table(context, reads) {
     const strip = (tokens, kind) =>
       h(
         "div",
-        { class: "lens-strip", data: { start }, style: { left: `${start * width}px` } },
+        { class: "lens-strip", "aria-hidden": "true", data: { start }, style: { left: `${start * width}px` } },
         tokens.map((one, i) =>
           h(
             "span",
@@ -191,7 +191,7 @@ export function table(context, reads) {
         id: idOf(row, place),
         role: "gridcell",
         "aria-colindex": place + 1,
-        "aria-label": `after ${rowName(row)}, token ${place}: ${one.said}`,
+        "aria-description": `after ${rowName(row)}, token ${place}: ${one.said}`,
         data: { row, place, ...one.data },
         style: { width: `${width}px` },
       },

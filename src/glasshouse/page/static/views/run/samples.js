@@ -98,7 +98,7 @@ function written(one, kind) {
   if (kind === "decoder" && one.reference === undefined)
     return h(
       "p",
-      { class: "run-sample", dir: "auto" },
+      { class: "run-sample", dir: "auto", tabindex: "0" },
       h("span", { class: "quiet" }, one.prompt),
       one.text || h("span", { class: "quiet" }, " (nothing)"),
     );

@@ -48,7 +48,7 @@ export function matrix(context) {
           title: `${moment(context, y)} → ${source[k].text}: ${percent(value)}`,
           data: { t: y, k: x, value, testid: `weight-${y}-${x}` },
         },
-        isNumbered ? (value * 100).toFixed(0) : "",
+        isNumbered ? h("span", { "aria-hidden": "true" }, (value * 100).toFixed(0)) : null,
       );
     };
     const hasFocus = box.contains(document.activeElement);

@@ -188,14 +188,14 @@ export function search(context) {
                 "td",
                 {},
                 isShown(one)
-                  ? h("span", { class: "quiet", data: { testid: `shown-${i}` } }, "shown in all views")
+                  ? h("span", { data: { testid: `shown-${i}` } }, "shown in all views")
                   : live(
                       h(
                         "button",
                         {
                           type: "button",
                           class: "act",
-                          "aria-label": `use hypothesis ${i + 1} as target`,
+                          "aria-label": `use as target: hypothesis ${i + 1}`,
                           data: { testid: `choose-${i}` },
                           on: { click: () => choose(one.ids) },
                         },

@@ -94,7 +94,7 @@ export function drawTree({ nodes, hypotheses }, withPruned, choose) {
           class: i ? "al-label" : "al-label best",
           role: "button",
           tabindex: "0",
-          "aria-label": `use hypothesis ${i + 1} as target: ${text}, score ${short(one.score)}`,
+          "aria-label": `${i + 1}. ${short(one.score)}  ${text}: use as target`,
           data: { testid: `label-${i}` },
           on: {
             click: act,
