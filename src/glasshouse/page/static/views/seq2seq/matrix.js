@@ -37,6 +37,7 @@ export function matrix(context) {
       const [y, x] = [from.target + t, from.source + k];
       const on = y === selected && x === key;
       const style = { background: shade(value / most), color: ink(value / most) };
+      const written = isNumbered ? (value * 100).toFixed(0) : "";
       return h(
         "td",
         {
@@ -44,11 +45,11 @@ export function matrix(context) {
           tabindex: on || (t === 0 && k === 0 && !isShown) ? "0" : "-1",
           class: on ? "on" : "",
           style,
-          "aria-label": `${moment(context, y)}, to ${source[k].text}: ${percent(value)}`,
+          "aria-label": `${moment(context, y)}, to ${source[k].text}: ${written ? `${written}%` : percent(value)}`,
           title: `${moment(context, y)} → ${source[k].text}: ${percent(value)}`,
           data: { t: y, k: x, value, testid: `weight-${y}-${x}` },
         },
-        isNumbered ? h("span", { "aria-hidden": "true" }, (value * 100).toFixed(0)) : null,
+        written,
       );
     };
     const hasFocus = box.contains(document.activeElement);
