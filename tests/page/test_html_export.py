@@ -18,7 +18,9 @@ import glasshouse as gh
 from glasshouse.page import manifest
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
+from glasshouse.page.trace import TraceCache
 from glasshouse.page.url_state import state_of, view_state_keys
+from glasshouse.page.viewer import Look
 
 TEXT = "the cat sat on the mat"
 VIEWS = {
@@ -147,6 +149,21 @@ def test_without_a_text_the_default_one_is_saved(name: str) -> None:
     example = ModelLoader.from_model(model, tok).example()
     assert "".join(tok.decode([one["id"]]) for one in row).startswith(example)
     assert state_of(saved["fragment"])["text"] == example
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["python-3m", "english-4m", "dates-1m"])
+def test_a_bundled_model_saved_without_a_text_shows_all_its_tabs(name: str, browser: Browser, tmp_path: Path) -> None:
+    Look(TraceCache(ModelLoader(name)), {}).save(tmp_path / "page.html")
+    troubles: list[str] = []
+    page = opened(browser, tmp_path / "page.html", troubles)
+    for tab in page.get_by_role("tab").all():
+        tab.click()
+        settle(page)
+        assert page.locator(".view .panel, .view .card").count(), tab.inner_text()
+        assert not page.locator(".pane > .trouble, .status.trouble").filter(visible=True).count(), tab.inner_text()
+    assert not troubles
+    page.context.close()
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ app = typer.Typer()
 
 @app.command(epilog="Example: glasshouse notes --card A1,A3,M4 --save lecture.html")
 def notes(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = pretrained.DEFAULT,
+    model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = pretrained.ENGLISH,
     card: Annotated[
         str,
         typer.Option(

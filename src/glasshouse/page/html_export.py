@@ -92,7 +92,7 @@ def export_html(traces: TraceCache, given: JsonDict, requests: Iterable[tuple[st
                     if responses.size <= ROOM:
                         responses.add(name, body)
             selection += [kind] if responses.size <= ROOM else []
-    shown = given | {name: state[name] for name in ("text", "appended", "checkpoint")}
+    shown = given | {name: state[name] for name in ("text", "appended", "checkpoint", "layer", "head", "key")}
     data = {"fragment": fragment(shown), "selection": selection, "responses": responses.known}
     return standalone(index_page(), "saved", data, "main.js")
 

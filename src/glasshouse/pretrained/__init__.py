@@ -11,6 +11,7 @@ from __future__ import annotations
 from pathlib import Path
 
 DEFAULT = "python-3m"  # the model of `glasshouse look` and `glasshouse generate` if none is given
+ENGLISH = "english-4m"  # that of `glasshouse notes`, whose examples are English
 # A prompt that shows what a model does: head 1 of layer 3 of python-3m, an induction head, finds `height`.
 PROMPTS = {
     "dates-1m": "Mittwoch, 23. März 2033",
