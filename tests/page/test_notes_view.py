@@ -417,3 +417,20 @@ def test_a_second_pass_has_the_edits_of_the_first(number: str) -> None:
     )
     unchanged = {"A9": "largest change before it", "V4": "before that layer"}[number]
     assert dict(found)[unchanged] == 0
+
+
+def test_terms_of_a_card_open_the_glossary(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, view="notes", text="the cat sat", notes_card="M4")
+    term = page.locator("#card-M4 .says .term").first
+    name = (term.get_attribute("title") or "").removeprefix("glossary: ")
+    term.press("Enter")  # by the keyboard
+    dialog = page.get_by_test_id("glossary")
+    expect(dialog).to_be_visible()
+    chosen = dialog.locator(".chosen")
+    expect(chosen).to_be_in_viewport()
+    entry = next(one for one in gh.notes.glossary() if one.term == name)
+    expect(chosen.locator("dd")).to_have_text(entry.text.replace("`", ""))
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    page.get_by_label("glossary").click()  # and as a whole, from every tab
+    expect(dialog.locator("[data-term]")).to_have_count(len(gh.notes.glossary()))

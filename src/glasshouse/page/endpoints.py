@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from glasshouse.page import model_info
+from glasshouse.page.glossary import Glossary, glossary
 from glasshouse.page.manifest import views
 from glasshouse.page.view import Endpoint
 from glasshouse.page.views import next_token, tokenization
@@ -10,6 +11,7 @@ from glasshouse.page.views import next_token, tokenization
 PAGE = {
     "model": Endpoint(model_info.ModelInfo, model_info.model_info, needs_model=False),
     "checkpoints": Endpoint(model_info.Checkpoints, model_info.checkpoints, needs_model=False),
+    "glossary": Endpoint(Glossary, glossary, needs_model=False),
     "tokenize": Endpoint(tokenization.Tokenize, tokenization.tokenize, needs_model=False),
     "next": Endpoint(next_token.Next, next_token.next_tokens),
     "generate": Endpoint(next_token.Generate, next_token.generate_text),

@@ -76,6 +76,7 @@ def export_html(traces: TraceCache, given: JsonDict, requests: Iterable[tuple[st
     loaded = traces.loader.get(state["checkpoint"])
     responses = Responses(traces)
     responses.add("model", {})
+    responses.add("glossary", {})
     responses.add("tokenize", {"forward_pass": forward_pass_of(loaded, state).unedited.to_json()})
     for name, body in (*_initial_requests(traces, state), *requests):
         responses.add(name, body)

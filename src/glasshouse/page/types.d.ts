@@ -613,10 +613,17 @@ interface DescribedCard {
 /** How cards of some kinds are described. */
 type Describe<K extends CardKind> = { [Kind in K]: (card: CardOf<Kind>, c: CardContext) => DescribedCard };
 
+interface GlossaryEntry {
+  term: string;
+  text: string;
+  also: string[];
+}
+
 /** The responses by endpoint. */
 interface Responses {
   model: Model;
   checkpoints: { checkpoints: string[] };
+  glossary: { entries: GlossaryEntry[] };
   tokenize: Tokens;
   next: NextToken;
   generate: { tokens: Token[]; logprobs: (number | null)[]; text: string; finish_reason: string };

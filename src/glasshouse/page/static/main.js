@@ -16,6 +16,7 @@ import {
 import { CheckpointPicker } from "glasshouse/checkpoint_picker.js";
 import { turnTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
+import { Glossary } from "glasshouse/glossary.js";
 import { keyHelp, pressed } from "glasshouse/keyboard.js";
 import { served } from "glasshouse/manifest.js";
 import { count, plural } from "glasshouse/number.js";
@@ -70,6 +71,7 @@ export class Page {
     this.selection = h("div", { class: "selection", role: "group", "aria-label": "selection" });
     this.main = h("main", { id: "main", tabindex: "-1" });
     this.keys = keyHelp();
+    this.glossary = new Glossary();
   }
 
   async open() {
@@ -123,6 +125,7 @@ export class Page {
         this.title,
         isSaved || served ? null : this.save,
         tool("◐", "light or dark theme", turnTheme),
+        tool("A–Z", "A–Z: glossary", () => this.glossary.open().catch((error) => this.say(error.message, true))),
         tool("?", "keyboard shortcuts", () => this.keys.showModal()),
       ),
       this.waiting,
@@ -131,6 +134,7 @@ export class Page {
       this.status,
       this.main,
       this.keys,
+      this.glossary.node,
     );
     addEventListener("keydown", (event) => pressed(this, event));
     captionBy((reads) => this.caption(reads ?? READS[this.routing.view.name]));

@@ -11,9 +11,10 @@ export class Card {
   /**
    * @param {Statement} given
    * @param {NotesPart} part
-   * @param {{ open: (number: string) => void, play: (number: string, value: number) => void }} acts
+   * @param {{ open: (number: string) => void, play: (number: string, value: number) => void, explain: (text: string) => Child }} acts
    */
-  constructor(given, part, { open, play }) {
+  constructor(given, part, { open, play, explain }) {
+    this.explain = explain;
     this.given = given;
     this.part = part;
     this.play = play;
@@ -85,7 +86,7 @@ export class Card {
     this.showValue();
     put(
       this.inside,
-      h("p", { class: "says" }, inline(`${given.says}.`)),
+      h("p", { class: "says" }, inline(`${given.says}.`, this.explain)),
       given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,

@@ -231,16 +231,17 @@ export function draw(piece) {
 }
 
 /**
- * A sentence with `code` and **strong** words.
+ * A sentence with `code` and **strong** words, and the rest as `plain` draws it.
  * @param {string | number} text
+ * @param {(part: string) => Child} [plain]
  * @returns {Child[]}
  */
-export function inline(text) {
+export function inline(text, plain = (part) => part) {
   return String(text)
     .split(/(`[^`]+`|\*\*[^*]+\*\*|\[[^\]]+\]\([^)]+\))/)
     .map((part) => {
       if (part.startsWith("`")) return h("code", {}, part.slice(1, -1));
       if (part.startsWith("**")) return h("strong", {}, part.slice(2, -2));
-      return part.replace(/^\[([^\]]+)\]\([^)]+\)$/, "$1");
+      return plain(part.replace(/^\[([^\]]+)\]\([^)]+\)$/, "$1"));
     });
 }

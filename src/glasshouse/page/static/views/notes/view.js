@@ -97,7 +97,12 @@ class Notes {
       this.list,
       parts.map((part) => {
         const cards = part.statements.map(
-          (one) => new Card(one, all.find((from) => from.statements.includes(one)) ?? part, { open, play }),
+          (one) =>
+            new Card(one, all.find((from) => from.statements.includes(one)) ?? part, {
+              open,
+              play,
+              explain: (text) => context.page.glossary.linked(text),
+            }),
         );
         for (const card of cards) this.cards.set(card.number, card);
         return h(
@@ -218,7 +223,7 @@ class Notes {
   async draw(changed) {
     const { context } = this;
     const { state } = context;
-    const notes = await context.request("notes");
+    const [notes] = await Promise.all([context.request("notes"), context.page.glossary.load()]);
     const isFirst = !this.cards.size || this.listed !== this.wanted;
     if (isFirst) {
       this.listed = this.wanted;
