@@ -104,17 +104,18 @@ def encoder_layer(d: int, heads: int, f: int, *, cross: bool = False) -> dict[st
 
 @on("M3", "gpt2")
 def test_figure_m3(drawn: Drawn) -> None:
-    """The base model of the paper: N = 6, d_model = 512, d_ff = 2048, h = 8, one vocabulary of 37,000."""
+    """The base model of the paper: d_model = 512, d_ff = 2048, h = 8, one vocabulary of 37,000, and N layers."""
+    n = int(drawn.value)
     encoder = sum(encoder_layer(512, 8, 2048).values())
     decoder = sum(encoder_layer(512, 8, 2048, cross=True).values())
     (table,) = drawn.tables
-    assert table.title == "vaswani-base: 6 + 6 layers, 8 heads"
+    assert table.title == f"vaswani-base: {n} + {n} layers, 8 heads"
     assert table.head == ["part", "arithmetic", "parameters"]
-    total = 37_000 * 512 + 6 * encoder + 6 * decoder
+    total = 37_000 * 512 + n * encoder + n * decoder
     assert table.rows == [
         ["embedding, shared", "37,000 x 512", 37_000 * 512],
-        ["encoder", "6 x (4 x 512² + feed-forward + 2 norms)", 6 * encoder],
-        ["decoder", "6 x (8 x 512² + feed-forward + 3 norms)", 6 * decoder],
+        ["encoder", f"{n} x (4 x 512² + feed-forward + 2 norms)", n * encoder],
+        ["decoder", f"{n} x (8 x 512² + feed-forward + 3 norms)", n * decoder],
         ["in all", "", total],
     ]
     assert drawn.facts == {

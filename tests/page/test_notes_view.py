@@ -432,5 +432,19 @@ def test_terms_of_a_card_open_the_glossary(decoder: Trained, visit: Visit) -> No
     expect(chosen.locator("dd")).to_have_text(entry.text.replace("`", ""))
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
-    page.get_by_label("glossary").click()  # and as a whole, from every tab
+    page.get_by_role("button", name=re.compile("glossary")).click()  # and as a whole, from every tab
     expect(dialog.locator("[data-term]")).to_have_count(len(gh.notes.glossary()))
+
+
+def test_values_of_a_curve_are_read_with_a_cursor(decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, view="notes", text="the cat sat", notes_card="B6")
+    curves = notes.measurements()["B6"].curves
+    chart = page.locator("#card-B6 figure.chart").first
+    chart.get_by_role("slider").press("Home")
+    shown = chart.locator(".chart-value").evaluate_all(
+        "all => all.map(one => [+one.dataset.step, +one.dataset.value])"
+    )
+    firsts = {(float(points[0][0]), float(points[0][1])) for points in curves.values()}
+    assert {(step, value) for step, value in shown} <= firsts
+    chart.get_by_role("slider").press("End")
+    assert chart.locator(".chart-value").first.get_attribute("data-step") != str(shown[0][0])

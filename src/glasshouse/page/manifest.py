@@ -20,7 +20,7 @@ from glasshouse.page.views import (
     walkthrough,
 )
 
-PAGE_ENDPOINTS = {"model", "checkpoints", "glossary", "tokenize", "next", "generate", "save"}  # which no view declares
+PAGE_ENDPOINTS = {"model", "checkpoints", "glossary", "tokenize", "next", "generate", "save"}  # of no view
 VIEWS = {
     view.name: view
     for view in (

@@ -272,7 +272,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
           h("i", { style: { background: one.colour } }),
           drawn.length > 1 ? `${one.name} ` : "",
           h("b", {}, formatValue(one.y[i])),
-          step !== null && one.x[i] !== step
+          one.x[i] !== (step ?? (along === "step" ? one.x[i] : null))
             ? h("span", { class: "quiet" }, ` at ${one.x[i].toLocaleString("en")}`)
             : null,
         ),
@@ -283,7 +283,7 @@ export function chart({ title, unit = "", height = 190, onmove, onpick, isMain =
       svg.setAttribute("aria-valuenow", String(step ?? given.to));
       svg.setAttribute(
         "aria-valuetext",
-        `step ${step ?? given.to}: ${values.map(({ one, i }) => `${one.name} ${short(one.y[i])}`).join(", ")}`,
+        `${along} ${step ?? given.to}: ${values.map(({ one, i }) => `${one.name} ${short(one.y[i])}`).join(", ")}`,
       );
     }
   }

@@ -130,17 +130,18 @@ def counted(title: str, s: spec.Spec, rows: list[tuple[str, str, int]]) -> list[
 
 def original(scene: Scene) -> list[JsonDict]:
     """M3."""
-    s = spec.preset("vaswani-base")
+    n = int(scene.value)
+    s = spec.preset("vaswani-base", n_layers=n, n_encoder_layers=n)
     d, f, v = s.d_model, s.d_ff, s.vocab_size
     attention, ffn, norm = 4 * d * d, 2 * d * f + f + d, 2 * d
     return [
         *counted(
-            "vaswani-base: 6 + 6 layers, 8 heads",
+            f"vaswani-base: {n} + {n} layers, 8 heads",
             s,
             [
                 ("embedding, shared", f"{v:,} x {d}", v * d),
-                ("encoder", f"6 x (4 x {d}² + feed-forward + 2 norms)", 6 * (attention + ffn + 2 * norm)),
-                ("decoder", f"6 x (8 x {d}² + feed-forward + 3 norms)", 6 * (2 * attention + ffn + 3 * norm)),
+                ("encoder", f"{n} x (4 x {d}² + feed-forward + 2 norms)", n * (attention + ffn + 2 * norm)),
+                ("decoder", f"{n} x (8 x {d}² + feed-forward + 3 norms)", n * (2 * attention + ffn + 3 * norm)),
             ],
         ),
         facts(
@@ -288,7 +289,7 @@ def recurrence(scene: Scene) -> list[JsonDict]:
 FIGURES = {
     "M1": Figure(encoder, ("pass", "layer", "head")),
     "M2": Figure(next_token, ("pass", "position")),
-    "M3": Figure(original),
+    "M3": Figure(original, (), Control("layers of each stack", 6, 1, 12, 1)),
     "M4": Figure(head_product, ("pass", "position")),
     "M5": Figure(long_contexts, ("pass",), Control("tokens", 8192, 1024, 32768, 1024)),
     "M6": Figure(parallel_training, ("pass",)),

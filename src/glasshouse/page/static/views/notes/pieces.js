@@ -48,7 +48,13 @@ function bars(piece) {
  * @returns {DrawnPiece}
  */
 function lines(piece) {
-  const node = chart({ title: piece.title, along: piece.along, height: 180 });
+  const node = chart({
+    title: piece.title,
+    along: piece.along,
+    height: 180,
+    isMain: true,
+    onmove: (at) => node.mark(at),
+  });
   const series = piece.series.map(({ name, x, y }, i) => {
     const there = y.flatMap((value, i) => (value === null ? [] : [{ at: x[i], value }]));
     return {
