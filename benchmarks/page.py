@@ -1,10 +1,11 @@
 """Latency and memory of the page, on a GPT-2-small shape with random weights, in Chromium.
 
-    python benchmarks/page.py [--rounds 5] [--parts open head ablation lens scroll notes] [--long 4096] [--threads 2]
-        [--chromium PATH]
+    python benchmarks/page.py [--rounds 5] [--parts open overview head ablation lens scroll notes] [--long 4096]
+        [--threads 2] [--chromium PATH]
 
 open: from navigation to the first paint and the tokens, and from a new text of 512 tokens to its first numbers,
 compared with one forward pass of the model on as many tokens.
+overview: from a new text of 64 tokens to its picture of the whole model.
 head: from selecting another head to its map and its query-key view.
 ablation: from ablating a head to the new numbers, in the first and in the last layer, compared with one forward pass.
 lens: one window of the logit lens, and the server's memory meanwhile, compared with all logits.
@@ -39,7 +40,7 @@ from playwright.sync_api import Browser, Page, sync_playwright
 import glasshouse as gh
 from glasshouse import notes
 
-LENGTH = 512
+LENGTH, SHORT = 512, 64
 # Acts on the page and returns the time until everything is drawn.
 UNTIL_DRAWN = """async (act) => {
   const frame = () => new Promise((done) => requestAnimationFrame(done));
@@ -170,12 +171,12 @@ class Bench:
         for number in range(self.rounds):
             page = self.browser.new_context(viewport={"width": 1280, "height": 900}).new_page()
             page.add_init_script(WATCH)
-            page.goto(f"{self.address}#{fragment(text=text_of(self.tok, LENGTH, 100 + number))}")
+            page.goto(f"{self.address}#{fragment(view='tokens', text=text_of(self.tok, LENGTH, 100 + number))}")
             page.wait_for_selector("body[data-busy=false] .view", timeout=60_000)
             seen = page.evaluate("window.seen")
             shell.append(seen["shell"])
             tokens.append(seen["tokens"])
-            hash_ = fragment(text=text_of(self.tok, LENGTH, 200 + number))
+            hash_ = fragment(view="tokens", text=text_of(self.tok, LENGTH, 200 + number))
             first.append(page.evaluate(UNTIL_DRAWN, {"hash": hash_, "until": "[data-testid=next]"}))
             page.wait_for_selector("body[data-busy=false] .view", timeout=60_000)
             page.context.close()
@@ -187,6 +188,19 @@ class Bench:
         ratio = statistics.median(first) / statistics.median(one)
         print(f"first numbers of a new text        {summary(first)}    {ratio:.2f} forward passes, target: 1.3")
         record("page.first", ratio, 2)
+
+    def overview(self) -> None:
+        one = statistics.median(self.forward(SHORT))
+        page = self.page(text=text_of(self.tok, SHORT))
+        times = []
+        for number in range(self.rounds):
+            hash_ = fragment(text=text_of(self.tok, SHORT, 300 + number))
+            times.append(page.evaluate(UNTIL_DRAWN, {"hash": hash_, "until": ".overview-body"}))
+            page.wait_for_selector("body[data-busy=false] .view", timeout=60_000)
+        passes = f"{statistics.median(times) / one:.2f} forward passes"
+        print(f"the overview of {SHORT} tokens          {summary(times)}    {passes}, target: 1,000 ms")
+        record("page.overview", times, 0, "ms")
+        page.context.close()
 
     def head(self) -> None:
         page = self.page(text=text_of(self.tok, LENGTH), view="attention")
@@ -202,12 +216,12 @@ class Bench:
     def ablation(self) -> None:
         one = statistics.median(self.forward())
         text = text_of(self.tok, LENGTH)
-        page = self.page(text=text)
+        page = self.page(view="tokens", text=text)
         for layer in (0, self.model.spec.n_layers - 1):
             times = []
             for head in range(self.rounds):
                 edits = [{"kind": "scale", "site": f"z.{layer}[head={head}]", "factor": 0}]
-                times.append(page.evaluate(UNTIL_DRAWN, {"hash": fragment(text=text, edits=edits)}))
+                times.append(page.evaluate(UNTIL_DRAWN, {"hash": fragment(view="tokens", text=text, edits=edits)}))
             ratio = statistics.median(times) / one
             print(f"a head of layer {layer:2d} ablated           {summary(times)}    {ratio:.2f} forward passes")
         page.context.close()
@@ -274,7 +288,9 @@ class Bench:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--parts", nargs="+", default=["open", "head", "ablation", "lens", "scroll", "notes"])
+    parser.add_argument(
+        "--parts", nargs="+", default=["open", "overview", "head", "ablation", "lens", "scroll", "notes"]
+    )
     parser.add_argument("--long", type=int, default=4096, help="tokens of the scrolled map")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--chromium", default=shutil.which("chromium"))
