@@ -128,4 +128,7 @@ def test_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert text in printed
     assert len([html for html in drawn if html.startswith('<div class="gh">')]) == n_drawn
     assert all(len(html) < 200_000 for html in drawn)
+    frames = [html for html in drawn if html.startswith("<iframe ")]
+    assert all(' src="http://127.0.0.1:' in html and len(html) < 2000 for html in frames)
+    assert len(frames) == len([cell for cell in notebook.cells if cell.source.startswith("gh.look(")])
     assert [output.text for output in outputs if output.get("name") == "stderr"] == []
