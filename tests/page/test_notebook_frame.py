@@ -80,9 +80,10 @@ def test_the_page_itself_is_in_the_cell_on_request() -> None:
 
 
 def test_a_script_and_a_terminal_have_the_page_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gh.page.Look, "html", lambda self: "the page")
     for shell in (None, SimpleNamespace()):  # IPython imported by a script; a terminal, which has no kernel
         monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda shell=shell: shell))
-        assert "srcdoc=" in gh.look(tiny(), None, "1 2 3")._repr_html_()
+        assert 'srcdoc="the page"' in gh.look(tiny(), None, "1 2 3")._repr_html_()
     assert not viewer._frame_servers
 
 
