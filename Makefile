@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection notebooks page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,7 +43,7 @@ test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a 
 	  wait $$types; types=$$?; cat build/types.log; exit $$((tests + types))
 
 # Every long suite of a CPU, the gate first.
-CHECK := test lint-js numerics examples models text generation training distributed simulate serving serving-load page inspection claims commands wheel docs oldest-torch coverage mutants
+CHECK := test lint-js numerics examples models text generation training distributed simulate serving serving-load page inspection notebooks claims commands wheel docs oldest-torch coverage mutants
 check: $(VENV)/.ready  ## every long suite of a CPU one after the other, then one table; goes on where it stopped (a day)
 	$(BIN)/python tests/check.py $(CHECK)
 
@@ -149,7 +149,7 @@ training: $(VENV)/.ready  ## processes killed at random while they prepare and s
 	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/distributed/test_parallel.py --ignore=tests/training/plan/test_plan_simulated.py
 
 commands: $(VENV)/.ready  ## the demo, the commands of every page of the docs, the wheel, and what is long in packages without a target
-	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page,--ignore=tests/$(one)) tests
+	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page notebooks,--ignore=tests/$(one)) tests
 
 serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's client, 6,000 idle connections, 72 clients with megabytes (fifteen minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]'
@@ -201,6 +201,10 @@ page: browser node_modules/.ready  ## all that opens a browser; every view, axe-
 inspection: $(VENV)/.ready  ## activations against TransformerLens, site by site (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
 	$(BIN)/python -m pytest tests/inspection/test_transformer_lens_parity.py
+
+notebooks: $(VENV)/.ready  ## the notebooks of examples/ in a Jupyter kernel, with a wrong answer to every exercise (five minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[notebooks]'
+	$(BIN)/python -m pytest -m long tests/notebooks
 
 bench-inspection: $(VENV)/.ready  ## overhead of recording, against TransformerLens and transformers (ten minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'

@@ -265,7 +265,7 @@ def copy_tree(to: Path, tests: Path) -> Path:
     """Copy what the tests need, so that mutants do not change the checkout."""
     ignore = shutil.ignore_patterns("__pycache__")
     shutil.copytree(ROOT / "src", to / "src", ignore=ignore)
-    for name in ("tests", "docs", "benchmarks"):
+    for name in ("tests", "docs", "benchmarks", "examples"):
         shutil.copytree(tests / name, to / name, ignore=ignore)
     for name in ("pyproject.toml", "README.md", "Makefile", "constraints.txt"):
         shutil.copy(tests / name, to / name)

@@ -65,6 +65,21 @@ def test_numbers_and_shades_match_the_values() -> None:
     assert shades == [0.375, 0.75, 0.0, 0.0]
 
 
+def bar_places(values: list[float]) -> list[tuple[float, float, str]]:
+    """Return start and width of each bar in em, and the side of the line at 0."""
+    page = Bars(torch.tensor(values), [""] * len(values)).html()
+    found = re.findall(r"margin-left:([\d.]+)em;width:([\d.]+)em;border-(\w+)", page)
+    return [(float(start), float(width), side) for start, width, side in found]
+
+
+def test_negative_bars_go_left_from_zero() -> None:
+    # From -2 to 3 on 15 em: 3 em each, 0 at 6.
+    assert bar_places([3.0, -2.0, 0.0]) == [(6, 9, "left"), (0, 6, "right"), (6, 0, "left")]
+    assert bar_places([1.0, 0.5]) == [(0, 15, "left"), (0, 7.5, "left")]
+    assert bar_places([-1.0, -0.5]) == [(0, 15, "right"), (7.5, 7.5, "right")]
+    assert bar_places([torch.nan, 0.0]) == [(0, 0, "left")] * 2
+
+
 def pixels(page: str) -> Tensor:
     """Decode the PNG: lines of bytes, each after a filter byte of 0."""
     image = base64.b64decode(re.search(r"base64,([^\"]+)", page)[1])
@@ -115,6 +130,55 @@ def test_a_recording_shows_its_attention_maps() -> None:
     assert [pixels(f"base64,{one}").shape for one in re.findall(r"base64,([^\"]+)", drawn)] == [(6, 6, 3)] * 5
     assert "pattern.0, head 3, 6 by 6" in drawn
     assert "batch 2, head 4, position 6, width 16" in drawn
+
+
+def names_of_maps(page: str) -> list[tuple[list[str], list[str]]]:
+    """Return the names of the columns and of the rows of each map."""
+    maps = re.findall(r'<figure class="map">.*?</figure>', page)
+    return [
+        (re.findall(r'<th class="up">(.*?)</th>', one), re.findall(r"<tr><th>(.+?)</th>", one.partition("</tr>")[2]))
+        for one in maps
+    ]
+
+
+def test_maps_have_the_tokens_of_their_row() -> None:
+    tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=263)).eval()
+    with gh.record(model, "pattern.0[head=1]", "pattern.1[batch=1, head=2]", tok=tok) as seen:
+        gh.inspection.run(model, ["to be", "or to"], tok=tok)
+    first, second = (labels(torch.tensor(tok.encode(text)), tok) for text in ("to be", "or to"))
+    assert len(first) == len(second)
+    assert names_of_maps(seen._repr_html_()) == [(first, first), (second, second)]
+    with gh.record(model, "pattern.0[head=1]", "pattern.1[head=1, query=0:2]") as seen:  # ids; a slice has no names
+        model(IDS[:1] % 263)
+    numbers = [str(number) for number in (IDS[0] % 263).tolist()]
+    assert names_of_maps(seen._repr_html_()) == [(numbers, numbers)]
+    with gh.record(model, "pattern.0[head=1]") as seen:  # too many to read
+        model(torch.zeros(1, html_display.MAX_COLUMNS + 1, dtype=torch.long))
+    assert names_of_maps(seen._repr_html_()) == []
+
+
+def test_maps_of_cross_attention_have_the_tokens_of_the_source() -> None:
+    model = gh.build(gh.preset("tiny-seq2seq", vocab_size=300)).eval()
+    with gh.record(
+        model, "encoder.pattern.0[head=0]", "decoder.pattern.0[head=0]", "decoder.cross_pattern.0[head=0]"
+    ) as seen:
+        model(torch.tensor([[7, 8, 9]]), torch.tensor([[5, 6]]))
+    source, target = ["7", "8", "9"], ["5", "6"]
+    assert names_of_maps(seen._repr_html_()) == [(source, source), (target, target), (source, target)]
+
+
+def test_a_map_in_a_picture_has_its_tokens(tmp_path: Path) -> None:
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=300)).eval()
+    with gh.record(model, "pattern.0[head=1]") as seen:
+        model(torch.tensor([[7, 8, 9]]))
+    elements, texts = pictured(seen, tmp_path / "x.svg")
+    assert texts[1:7] == ["7", "8", "9"] * 2
+    (image,) = [one for one in elements if one.tag == f"{SVG}image"]
+    top, pixel = float(image.get("y", "nan")), float(image.get("height", "nan")) / 3
+    rows = [float(one.get("y", "nan")) for one in elements if one.tag == f"{SVG}text"][4:7]
+    for number, y in enumerate(rows):
+        assert top + number * pixel < y < top + (number + 1) * pixel
 
 
 RESULTS = ["lens", "attribute", "head_scores", "compare", "sweep", "ablation", "path", "record"]
@@ -198,9 +262,11 @@ def test_a_picture_has_the_numbers_of_the_result(tmp_path: Path) -> None:
         expected = [255 + (one - 255) * 0.75 * abs(value) for one in colour]
         fill = bytes.fromhex((cell.get("fill") or "")[1:])
         assert all(abs(a - b) <= 0.5 for a, b in zip(fill, expected, strict=True))
-    (_, *bars), texts = _rects(Bars(torch.tensor([3.0, -1.5, 0.0]), ["up", "down", "none"]), tmp_path)
-    widths = [float(one.get("width", "nan")) for one in bars]
-    assert [width / widths[0] for width in widths] == [1, 0.5, 0]
+    (_, *bars, zero), texts = _rects(Bars(torch.tensor([3.0, -1.5, 0.0]), ["up", "down", "none"]), tmp_path)
+    starts, widths = ([float(one.get(name, "nan")) for one in bars] for name in ("x", "width"))
+    assert [width / widths[0] for width in widths] == pytest.approx([1, 0.5, 0], abs=1e-4)  # six digits are written
+    line = float(zero.get("x", "nan")) + 0.5  # its middle, from which positive bars go right and negative ones left
+    assert [starts[0], starts[1] + widths[1], starts[2]] == pytest.approx([line] * 3, abs=1e-2)
     assert texts == ["up", "3.00", "down", "-1.50", "none", "0.00"]
 
 

@@ -22,6 +22,7 @@ from glasshouse.text import Tokenizer, visible_token
 MAX_CELLS = 4096  # of a table; a larger one is drawn as an image, one pixel per cell
 MAX_COLUMNS = 64
 MAX_TEXTS = 4  # of a batch
+CELL = 1.2  # height and width, in em, of a pixel of an image with names
 POSITIVE, NEGATIVE = (38, 118, 214), (214, 93, 38)  # distinguishable with red-green colour blindness
 
 STYLE = """
@@ -33,10 +34,14 @@ STYLE = """
 .gh td { padding: 2px 6px; text-align: right; white-space: pre; unicode-bidi: isolate;
   font-variant-numeric: tabular-nums }
 .gh .word { text-align: left; max-width: 10em; overflow: hidden; text-overflow: ellipsis }
-.gh td.bar { min-width: 16em; text-align: left } .gh td.bar i { display: inline-block; height: .9em }
+.gh td.bar { min-width: 16em; text-align: left } .gh td.bar i { display: block; height: .9em; box-sizing: border-box }
 .gh img { image-rendering: pixelated; width: min(100%, 640px); border: 1px solid #8888 }
 .gh figure { margin: 0 0 1em } .gh figcaption { font-weight: 600; padding: .4em 0 }
 .gh .side { display: flex; flex-wrap: wrap; gap: 1em } .gh .side figure { width: 12em } .gh .side img { width: 100% }
+.gh .side .map { width: auto } .gh .map img { display: block; border: 0; outline: 1px solid #8888 }
+.gh .map th { padding: 0 4px; height: 1.2em; line-height: 1.2em; max-width: 10em } .gh .map td { padding: 0 }
+.gh .map .up { writing-mode: vertical-rl; transform: rotate(180deg); padding: 0; text-indent: 4px; height: auto;
+  max-height: 10em; min-width: 1.2em; max-width: 1.2em; text-align: left; vertical-align: bottom }
 """
 
 
@@ -158,14 +163,18 @@ class Heatmap(Drawing):
 
 @dataclass(frozen=True)
 class Picture(Drawing):
-    """Values [R, C] as an image, one pixel each.
+    """Values [R, C] as an image, one pixel each, with the names of its rows and columns where there are any.
 
     >>> "a map, 2 by 3: from 0 to 1" in Picture(torch.eye(2, 3), "a map").html()
     True
+    >>> Picture(torch.eye(2, 1), "a map", rows=["to", "be"], columns=["to"]).html().count("<th")
+    4
     """
 
     values: Tensor
     caption: str = ""
+    rows: Sequence[str] = ()
+    columns: Sequence[str] = ()
 
     @property
     def label(self) -> str:
@@ -182,16 +191,26 @@ class Picture(Drawing):
     def html(self) -> str:
         """Return an image with its label."""
         label = escape(self.label)
-        return f'<figure><figcaption>{label}</figcaption><img alt="{label}" src="{self._source}"></figure>'
+        if not self.rows or not self.columns:
+            return f'<figure><figcaption>{label}</figcaption><img alt="{label}" src="{self._source}"></figure>'
+        n_rows, n_columns = self.values.shape
+        size = f"width:{CELL * n_columns:.1f}em;height:{CELL * n_rows:.1f}em"
+        image = f'<img alt="{label}" style="{size}" src="{self._source}">'
+        lines = [f"<th>{shown(name)}</th>" for name in self.rows]
+        lines[0] += f'<td rowspan="{n_rows}" colspan="{n_columns}">{image}</td>'
+        head = "".join(f'<th class="up">{shown(name)}</th>' for name in self.columns)
+        body = "".join(f"<tr>{line}</tr>" for line in ["<th></th>" + head, *lines])
+        return f'<figure class="map"><figcaption>{label}</figcaption><table>{body}</table></figure>'
 
     def svg(self) -> Fragment:
-        """Return an image with the numbers of its first and last row and column."""
-        return svg.image(self.label, self._source, *self.values.shape)
+        """Return an image with its names, or the numbers of its first and last row and column."""
+        n_rows, n_columns = self.values.shape
+        return svg.image(self.label, self._source, n_rows, n_columns, self.rows, self.columns)
 
 
 @dataclass(frozen=True)
 class Bars(Drawing):
-    """Values [N] as a bar chart, one bar per line, in the given order.
+    """Values [N] as a bar chart, one bar per line, in the given order; negative ones go left from the line at 0.
 
     >>> Bars(torch.tensor([1.0, -2.0]), names=["up", "down"]).html().count("<tr>")
     2
@@ -201,24 +220,35 @@ class Bars(Drawing):
     names: Sequence[str]
     caption: str = ""
 
-    def _rows(self) -> list[tuple[str, float, float]]:
+    def _rows(self) -> tuple[list[tuple[str, float, float, float]], float]:
+        """Return name, value, start and length of each bar, and where 0 is, as shares of the whole width."""
         numbers = self.values.detach().double().nan_to_num(0, 0, 0).cpu().tolist()
-        top = max((abs(value) for value in numbers), default=0.0) or 1.0
-        return [(name, value, abs(value) / top) for name, value in zip(self.names, numbers, strict=True)]
+        low, high = min([0.0, *numbers]), max([0.0, *numbers])
+        span = high - low or 1.0
+        rows = [
+            (name, value, (min(value, 0.0) - low) / span, abs(value) / span)
+            for name, value in zip(self.names, numbers, strict=True)
+        ]
+        return rows, -low / span
 
     def html(self) -> str:
         """Return a table with bars."""
-        lines = ""
-        for name, value, share in self._rows():
-            style = f"width:{15 * share:.2f}em;background:{_shade(value, abs(value))}"
-            bar = f'<td class="bar"><i style="{style}"></i></td>'
+        lines, (rows, _) = "", self._rows()
+        for name, value, start, share in rows:
+            place = f"margin-left:{15 * start:.2f}em;width:{15 * share:.2f}em"
+            line = f"border-{'right' if value < 0 else 'left'}:1px solid #888"  # one below the other, the line at 0
+            bar = f'<td class="bar"><i style="{place};{line};background:{_shade(value, abs(value))}"></i></td>'
             lines += f"<tr><th>{shown(name)}</th><td>{_number(value)}</td>{bar}</tr>"
         return f"<table><caption>{escape(self.caption)}</caption>{lines}</table>"
 
     def svg(self) -> Fragment:
         """Return a rectangle for each bar, with its name and value."""
-        rows = [(name, _number(value), share, svg.blend(_ink(value), 0.75)) for name, value, share in self._rows()]
-        return svg.bars(self.caption, rows)
+        rows, zero = self._rows()
+        bars = [
+            svg.Bar(name, _number(value), start, length, svg.blend(_ink(value), 0.75))
+            for name, value, start, length in rows
+        ]
+        return svg.bars(self.caption, bars, zero)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import AttendCall, AttentionMap
 from glasshouse.inspection.hooks import Hook, hook_manager_of
-from glasshouse.inspection.html_display import Drawing, HtmlDisplay, Picture, Table, labels, shown
+from glasshouse.inspection.html_display import MAX_COLUMNS, Drawing, HtmlDisplay, Picture, Table, labels, shown
 from glasshouse.inspection.sites import Selection, Site, select, suggest_site
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.text import Tokenizer
@@ -37,6 +37,7 @@ class _Entry(NamedTuple):
     layer: int
     is_pattern: bool
     first_head: int
+    first_row: int
 
 
 class Recording(HtmlDisplay, Mapping[str, Tensor]):
@@ -49,6 +50,7 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
     def __init__(self, selections: list[Selection], tok: Tokenizer | None = None) -> None:
         self.tok = tok
         self._call: dict[str, Any] = {}  # the ids of the latest forward pass and their padding
+        self._source: object = None  # and those of the source, in an encoder-decoder
         self._entries = {one.name: _entry(one) for one in selections}
         self._finished: dict[str, Tensor] = {}  # from completed forward passes
         self._current: dict[str, Tensor] | None = None  # from the forward pass in progress
@@ -113,6 +115,7 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
         ids = kwargs.get("target" if side else "ids", args[-1] if args else None)
         padding = {name: kwargs.get(side + name) for name in ("lengths", "mask")}
         self._call = {"ids": ids, **padding, "side": side}
+        self._source = kwargs.get("source", args[0] if args else None) if side else None
 
     def end(self, whole: bool) -> None:
         """Keep what the forward pass recorded, or discard it if it raised an error."""
@@ -153,11 +156,21 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
             if axes[-2:] == ("query", "key") and self._entries[name].is_pattern and value.numel():
                 first = value[0] if "batch" in axes else value
                 many = "head" in axes
+                rows, columns = (self._axis_names(name, axis, first.shape[axis]) for axis in (-2, -1))
                 maps += [
-                    Picture(one, f"{name}, head {head}" if many else name)
+                    Picture(one, f"{name}, head {head}" if many else name, rows, columns)
                     for head, one in enumerate(first if many else [first], self._entries[name].first_head)
                 ]
         return maps
+
+    def _axis_names(self, name: str, axis: int, size: int) -> list[str]:
+        """Return the tokens along an axis of a map; none where they are too many, or a slice or a cache of others."""
+        entry = self._entries[name]
+        of_source = entry.site.startswith("encoder.") or (axis == -1 and ".cross_" in entry.site)
+        ids = self._source if of_source else self._call.get("ids")
+        if not isinstance(ids, Tensor) or ids.shape[1] != size or size > MAX_COLUMNS:
+            return []
+        return labels(ids[entry.first_row], self.tok)
 
     def _drawings(self) -> list[Drawing]:
         sizes = {
@@ -184,14 +197,20 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
 
 
 def _entry(one: Selection) -> _Entry:
-    heads = dict(zip(one.site.axes, one.index, strict=True)).get("head", slice(None))
+    index = dict(zip(one.site.axes, one.index, strict=True))
+
+    def first(axis: str) -> int:
+        given = index.get(axis, 0)
+        return (given.start or 0) if isinstance(given, slice) else given
+
     return _Entry(
         one.site.name,
         frozenset(filter(None, one.index_text.strip("[]").replace(" ", "").split(","))),
         one.axes,
         int(layer) if (layer := one.site.name.rpartition(".")[2]).isdigit() else 0,
         one.site.hook_point == "pattern",
-        (heads.start or 0) if isinstance(heads, slice) else heads,
+        first("head"),
+        first("batch"),
     )
 
 

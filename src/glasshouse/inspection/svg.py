@@ -15,7 +15,7 @@ LINE = 22  # of a row
 MARGIN = 16
 LONGEST = 24  # letters of a name or a cell
 WIDTH = 110  # letters of a line of a caption
-TRACK = 320  # pixels of the longest bar
+TRACK = 320  # pixels of the bars, from the least to the largest
 SIDE = 480  # of an image
 MONO = "DejaVu Sans Mono, Menlo, Consolas, monospace"
 SANS = "DejaVu Sans, Helvetica, Arial, sans-serif"
@@ -29,12 +29,22 @@ class Fragment(NamedTuple):
     height: float
 
 
+class Bar(NamedTuple):
+    """A bar with its name and value; start and length are shares of the track."""
+
+    name: str
+    value: str
+    start: float
+    length: float
+    colour: str
+
+
 def document(parts: Sequence[Fragment], captions: Sequence[str]) -> str:
     """Return a picture: parts below each other, then captions, dark on white.
 
-    >>> page = document([bars("two", [("a", "1", 0.5, "#2676d6")])], ["of <a> model"])
+    >>> page = document([bars("two", [Bar("a", "1", 0, 0.5, "#2676d6")], 0)], ["of <a> model"])
     >>> page.startswith("<svg xmlns="), "of &lt;a&gt; model" in page, page.count("<rect")
-    (True, True, 2)
+    (True, True, 3)
     """
     drawn, y = [], float(MARGIN)
     for part in parts:
@@ -74,38 +84,69 @@ def grid(
     return Fragment(drawn, max(left + sum(wide), _extent(caption)), top + LINE * len(rows))
 
 
-def bars(caption: str, rows: Sequence[tuple[str, str, float, str]]) -> Fragment:
-    """Return bars: a name, a value as text, a share of the longest, and a colour."""
-    left, wide = _room([name for name, *_ in rows]), _room([said for _, said, *_ in rows])
+def bars(caption: str, rows: Sequence[Bar], zero: float) -> Fragment:
+    """Return bars below each other, and a line at 0, whose place is a share of the track."""
+    left, wide = _room([one.name for one in rows]), _room([one.value for one in rows])
     drawn, top = _heading(caption)
-    for y, (name, said, share, colour) in enumerate(rows):
+    for y, one in enumerate(rows):
         at = top + y * LINE
-        drawn.append(text(left - 8, at + 15, _cut(name), anchor="end", mono=True))
-        drawn.append(text(left + wide - 8, at + 15, said, anchor="end", mono=True))
-        size = f'width="{TRACK * share:.6g}" height="{LINE - 6}"'
-        drawn.append(f'<rect x="{left + wide:g}" y="{at + 3:g}" {size} fill="{colour}"/>')
+        drawn.append(text(left - 8, at + 15, _cut(one.name), anchor="end", mono=True))
+        drawn.append(text(left + wide - 8, at + 15, one.value, anchor="end", mono=True))
+        x, size = left + wide + TRACK * one.start, f'width="{TRACK * one.length:.6g}" height="{LINE - 6}"'
+        drawn.append(f'<rect x="{x:.6g}" y="{at + 3:g}" {size} fill="{one.colour}"/>')
+    line = f'x="{left + wide + TRACK * zero - 0.5:.6g}" y="{top:g}" width="1" height="{LINE * len(rows)}"'
+    drawn.append(f'<rect {line} fill="#888888"/>')
     return Fragment(drawn, max(left + wide + TRACK, _extent(caption)), top + LINE * len(rows))
 
 
-def image(caption: str, source: str, rows: int, columns: int) -> Fragment:
-    """Return an image of so many rows and columns, with the numbers of the first and the last."""
+def image(
+    caption: str,
+    source: str,
+    rows: int,
+    columns: int,
+    row_names: Sequence[str] = (),
+    column_names: Sequence[str] = (),
+) -> Fragment:
+    """Return an image of so many rows and columns, with their names, or the numbers of the first and the last."""
     drawn, top = _heading(caption)
-    left, top = _room([str(rows - 1)]), top + LINE
-    wide, tall = SIDE * columns / max(rows, columns), SIDE * rows / max(rows, columns)
-    for number, x in ((0, 0.5 * wide / columns), (columns - 1, wide - 0.5 * wide / columns)):
-        drawn.append(text(left + x, top - 6, str(number), anchor="middle", mono=True))
-    for number, y in ((0, 0.5 * tall / rows), (rows - 1, tall - 0.5 * tall / rows)):
-        drawn.append(text(left - 8, top + y + 0.35 * SIZE, str(number), anchor="end", mono=True))
+    pixel = SIDE / max(rows, columns)
+    if row_names and column_names:
+        pixel = max(pixel, 1.2 * SIZE)  # so that names do not overlap
+        left, top = _room(row_names), top + _room(column_names)
+        for number, name in enumerate(column_names):
+            x = left + (number + 0.5) * pixel + 0.35 * SIZE
+            drawn.append(text(x, top - 8, _cut(name), mono=True, turned=True))
+        for number, name in enumerate(row_names):
+            y = top + (number + 0.5) * pixel + 0.35 * SIZE
+            drawn.append(text(left - 8, y, _cut(name), anchor="end", mono=True))
+    else:
+        left, top = _room([str(rows - 1)]), top + LINE
+        for number in (0, columns - 1):
+            drawn.append(text(left + (number + 0.5) * pixel, top - 6, str(number), anchor="middle", mono=True))
+        for number in (0, rows - 1):
+            y = top + (number + 0.5) * pixel + 0.35 * SIZE
+            drawn.append(text(left - 8, y, str(number), anchor="end", mono=True))
+    wide, tall = pixel * columns, pixel * rows
     place = f'x="{left:g}" y="{top:g}" width="{wide:g}" height="{tall:g}" preserveAspectRatio="none"'
     # Older programs read the address under the first name only, newer ones under the second.
     drawn.append(f'<image {place} style="image-rendering:pixelated" xlink:href="{source}" href="{source}"/>')
     return Fragment(drawn, max(left + wide, _extent(caption)), top + tall)
 
 
-def text(x: float, y: float, said: str, *, anchor: str = "start", colour: str = "#17221d", mono: bool = False) -> str:
-    """Return a text at its baseline."""
+def text(
+    x: float,
+    y: float,
+    said: str,
+    *,
+    anchor: str = "start",
+    colour: str = "#17221d",
+    mono: bool = False,
+    turned: bool = False,
+) -> str:
+    """Return a text at its baseline, which goes upwards if `turned`."""
     font = f'font-family={quoteattr(MONO if mono else SANS)} font-size="{SIZE}"'
-    return f'<text x="{x:g}" y="{y:g}" {font} text-anchor="{anchor}" fill="{colour}">{_escaped(said)}</text>'
+    place = f'x="{x:g}" y="{y:g}"' + (f' transform="rotate(-90 {x:g} {y:g})"' if turned else "")
+    return f'<text {place} {font} text-anchor="{anchor}" fill="{colour}">{_escaped(said)}</text>'
 
 
 def blend(ink: tuple[int, int, int], share: float) -> str:

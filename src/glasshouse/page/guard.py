@@ -16,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 CLOSED = "Open the address that was printed at start-up; it contains the access token.\n"
 FOREIGN = "Requests from other hosts or origins are not accepted.\n"
+# The pages that may show ours in a frame, where it is served for a notebook: those of servers on this machine.
+LOCAL_PAGES = " ".join(f"{scheme}://{host}:*" for scheme in ("http", "https") for host in ("127.0.0.1", "localhost"))
 
 
 class Guard:
@@ -24,10 +26,17 @@ class Guard:
     The token in the printed address becomes an HttpOnly cookie, and the address is replaced by one without it. A
     browser that is started for the user gets a one-time token, as command lines are visible to all users of the
     machine. `hosts` are the accepted values of the Host header.
+
+    In a frame (`framed`) the page may be on another site than the notebook around it: localhost and 127.0.0.1 are
+    two. Its cookie is partitioned there: it is sent only in frames of the site in which it was set.
     """
 
-    def __init__(self, app: ASGIApp, hosts: Collection[str], token: str, policy: str) -> None:
+    def __init__(
+        self, app: ASGIApp, hosts: Collection[str], token: str, policy: str, *, framed: bool = False
+    ) -> None:
         self.app, self.token, self.policy = app, token, policy
+        # Lax, not strict: the printed address may be a link on another page, such as a web terminal.
+        self.cookie_rules = "SameSite=None; Secure; Partitioned" if framed else "SameSite=Lax"
         self.tickets: set[str] = set()
         self.hosts = frozenset(hosts)
         self.origins = frozenset(f"http://{host}" for host in hosts)
@@ -58,8 +67,7 @@ class Guard:
         given = parse_qs(scope["query_string"].decode("latin-1")).get("token", [""])[-1]
         if given and scope["path"] == "/" and (self._is_token(given) or self._takes(given)):
             entered = RedirectResponse("/", 303)
-            # Lax, not strict: the printed address may be a link on another page, such as a web terminal.
-            entered.set_cookie(self.cookie, self.token, httponly=True, samesite="lax")
+            entered.headers["Set-Cookie"] = f"{self.cookie}={self.token}; HttpOnly; Path=/; {self.cookie_rules}"
             return entered
         if not self._is_token(cookie_parser(headers.get("cookie", "")).get(self.cookie, "")):
             return PlainTextResponse(CLOSED, 401)
@@ -103,8 +111,10 @@ def security_headers(policy: str) -> dict[str, str]:
     }
 
 
-def policy(page: str) -> str:
+def policy(page: str, *, framed: bool = False) -> str:
     """Return the Content-Security-Policy of a page: its own files, and its inline scripts by hash.
+
+    Only where it is served for a notebook, a page of this machine may show it in a frame.
 
     >>> policy('<script type="importmap">{}</script>').split("; ")[1]
     "script-src 'self' 'sha256-RBNvo1WzZ4oRRq0W9+hknpT7T8If536DEMBg9hyq/4o='"
@@ -122,6 +132,6 @@ def policy(page: str) -> str:
             "connect-src 'self'",
             "base-uri 'none'",
             "form-action 'none'",
-            "frame-ancestors 'none'",
+            "frame-ancestors " + (LOCAL_PAGES if framed else "'none'"),
         ]
     )

@@ -18,7 +18,7 @@ from glasshouse.web import host_headers, http_config, is_loopback, listen, url_h
 
 
 class Server:
-    """The page of a model, served at an address with a random token.
+    """The page of a model, served at an address with a random token; `framed` for frames in a notebook.
 
     >>> import glasshouse as gh
     >>> from glasshouse.page.model_loader import ModelLoader
@@ -28,13 +28,14 @@ class Server:
     >>> server.close()
     """
 
-    def __init__(self, traces: TraceCache, host: str = "127.0.0.1", port: int = 0) -> None:
+    def __init__(self, traces: TraceCache, host: str = "127.0.0.1", port: int = 0, *, framed: bool = False) -> None:
         if host in ("0.0.0.0", "::", ""):
             raise InputError(f"host is {host!r}, which means all interfaces; give one address.")
         self.socket = listen(host, port)
         self.port = self.socket.getsockname()[1]
         self.token = new_token()
-        self._guard = Guard(make_app(traces), host_headers(host, self.port), self.token, policy(index_page()))
+        rules = policy(index_page(), framed=framed)
+        self._guard = Guard(make_app(traces), host_headers(host, self.port), self.token, rules, framed=framed)
         self._door = f"http://{url_host(host)}:{self.port}/?token="
         self.address = self._door + self.token
         self.is_local = is_loopback(host)
@@ -62,8 +63,12 @@ class Server:
         """Open the page at a state in a browser, if there is one and a screen to show it."""
         if device.find_browser() is None:
             return
-        address = self._door + self._guard.ticket() + fragment
+        address = self.one_time_address(fragment)
         threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+
+    def one_time_address(self, fragment: str = "") -> str:
+        """Return an address that opens the page at a state once; after that the browser has a cookie."""
+        return self._door + self._guard.ticket() + fragment
 
     def close(self) -> None:
         """Stop serving."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection
 from html import escape
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from glasshouse import config
 from glasshouse.config import JsonDict, did_you_mean, require
@@ -22,12 +24,18 @@ from glasshouse.page.trace import TraceCache
 from glasshouse.page.url_state import DEFAULTS, forward_pass_of, fragment, view_state_keys
 from glasshouse.text import Tokenizer
 
+MAX_SERVERS = 4  # of frames in a notebook: each keeps its model in memory
+FRAME = 'width="100%" height="860" style="border:0" title="Glasshouse"'
+
 
 class Look:
-    """A model and a page state, displayed by notebooks."""
+    """A model and a page state, displayed by notebooks.
 
-    def __init__(self, traces: TraceCache, given: JsonDict) -> None:
-        self.traces, self.given = traces, given
+    Where a kernel runs, that is a frame which the kernel serves; with `embed`, and elsewhere, it is the page itself.
+    """
+
+    def __init__(self, traces: TraceCache, given: JsonDict, *, embed: bool = False) -> None:
+        self.traces, self.given, self.embed = traces, given, embed
 
     def html(self) -> str:
         """Return the page as a standalone HTML file, with nearby selections if they fit."""
@@ -57,16 +65,39 @@ class Look:
         return fragment(self.given)
 
     def _repr_html_(self) -> str:
-        frame = (
-            'width="100%" height="860" style="border:0" sandbox="allow-scripts allow-downloads" title="Glasshouse"'
-        )
-        return f'<iframe {frame} srcdoc="{escape(self.html())}"></iframe>'
+        if self.embed or not _has_kernel():
+            sandbox = 'sandbox="allow-scripts allow-downloads"'
+            return f'<iframe {FRAME} {sandbox} srcdoc="{escape(self.html())}"></iframe>'
+        address = _frame_server(self.traces).one_time_address(self.fragment)
+        note = "Served by this kernel; gh.look(..., embed=True) keeps the page in the notebook."
+        return f'<iframe {FRAME} src="{escape(address)}"></iframe><small>{note}</small>'
 
 
-def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: object) -> Look:
+def _frame_server(traces: TraceCache) -> Server:
+    """Return the server of the frames that show a model, started at the first; a model too many ends the oldest."""
+    if (server := _frame_servers.get(traces)) is None:
+        if len(_frame_servers) == MAX_SERVERS:
+            _frame_servers.pop(next(iter(_frame_servers))).close()
+        server = _frame_servers[traces] = Server(traces, framed=True)
+        server.start()
+    return server
+
+
+_frame_servers: dict[TraceCache, Server] = {}
+
+
+def _has_kernel() -> bool:
+    """Return whether this is a kernel, such as Jupyter's, and not a script or a terminal."""
+    ipython = sys.modules.get("IPython")
+    return ipython is not None and hasattr(ipython.get_ipython(), "kernel")
+
+
+def look(model: Model, tok: Tokenizer | None = None, text: str = "", *, embed: bool = False, **state: object) -> Look:
     """View a model on a text: a notebook displays the page, `save` writes it, `open` serves it.
 
-    Further keyword arguments are keys of the URL state: `view="attention"`, `layer=3`, `head=5`, `token=7`.
+    In a notebook the page is a frame that the kernel serves on this machine. With `embed` the cell has the page
+    itself (megabytes): for a notebook that is exported, or whose kernel runs on another machine. Further keyword
+    arguments are keys of the URL state: `view="attention"`, `layer=3`, `head=5`, `token=7`.
 
     >>> import glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["to be or not to be"], vocab_size=263)
@@ -78,8 +109,13 @@ def look(model: Model, tok: Tokenizer | None = None, text: str = "", **state: ob
     model = unwrap_model(model)
     if tok is not None:
         check_tokenizer(model, tok)
-    traces = TraceCache(ModelLoader.from_model(model, tok))
-    return Look(traces, validate_state(traces, {"text": text, **state}))
+    if (traces := _traces.get((id(model), id(tok)))) is None:
+        _traces[id(model), id(tok)] = traces = TraceCache(ModelLoader.from_model(model, tok))
+    return Look(traces, validate_state(traces, {"text": text, **state}), embed=embed)
+
+
+# By the ids of model and tokenizer, which the traces keep alive: cells that show one model share server and cache.
+_traces: WeakValueDictionary[tuple[int, int], TraceCache] = WeakValueDictionary()
 
 
 def validate_state(traces: TraceCache, given: JsonDict) -> JsonDict:
