@@ -54,11 +54,11 @@ def _describe_stack(trace: Trace, name: str, prefix: str, start: int) -> JsonDic
     stack = getattr(trace.model, name) if prefix else trace.stack
     inputs = trace.inputs[0 if name == "encoder" else -1]
     stop = min(start + WINDOW, inputs.shape[1])
-    places, depth = slice(start, stop), len(stack.blocks)
+    places = slice(start, stop)
     wanted = [f"{prefix}embed"]
-    for block, layer in zip(stack.blocks, range(depth), strict=True):
+    for layer, block in enumerate(stack.blocks):
         wanted += [f"{prefix}{site}.{layer}" for part in parts_of(block) for site in PARTS[part]]
-    seen = trace.activations([one for one in wanted if one in sites(trace.model)])
+    seen = trace.activations(wanted)
     norms = {one: value[places].float().norm(dim=-1) for one, value in seen.items()}
     added: dict[str, list[Tensor]] = {part: [] for part in parts_of(stack.blocks[0])}
     heads: dict[str, list[_Moved]] = {part: [] for part in added if part in PATTERNS}
