@@ -1,5 +1,6 @@
 // One card: why it matters, the statement, its live figure with a slider, the line of code, and, folded, how we know.
 
+import { isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 import { pictureButton } from "glasshouse/picture.js";
 import { slider } from "glasshouse/widgets.js";
@@ -72,6 +73,12 @@ export class Card {
     if (!isOpen) this.clear();
   }
 
+  /** Whether there is something to do: a saved page has sliders and curves, but no other text, layer or head. */
+  get canTry() {
+    const { figure } = this.given;
+    return !isSaved || !figure || figure.control !== null;
+  }
+
   build() {
     const { given } = this;
     const control = given.figure?.control;
@@ -87,7 +94,7 @@ export class Card {
     put(
       this.inside,
       h("p", { class: "says" }, inline(`${given.says}.`, this.explain)),
-      given.try_it ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
+      given.try_it && this.canTry ? h("p", { class: "try" }, h("strong", {}, "Try: "), given.try_it) : null,
       this.slider ? h("div", { class: "controls" }, this.slider) : null,
       this.figure,
       this.worked,

@@ -123,7 +123,7 @@ async function stage(context, flow, part, layer, place, zoom) {
               h(
                 "td",
                 {},
-                strongest(row(moved, one.head)).map((key) => {
+                strongest(row(moved, one.head), row(weights, one.head)).map((key) => {
                   const weight = row(weights, one.head)[key];
                   return h(
                     "span",
@@ -147,13 +147,15 @@ async function stage(context, flow, part, layer, place, zoom) {
 }
 
 /**
- * The keys of which most is moved.
+ * The keys of which most is moved, by their weights, which are shown.
  * @param {Tensor["data"]} moved
+ * @param {Tensor["data"]} weights
  * @returns {number[]}
  */
-function strongest(moved) {
+function strongest(moved, weights) {
   return Array.from(moved, (_, key) => key)
     .sort((a, b) => moved[b] - moved[a])
     .slice(0, KEYS)
-    .filter((key) => moved[key] > 0);
+    .filter((key) => moved[key] > 0)
+    .sort((a, b) => weights[b] - weights[a]);
 }

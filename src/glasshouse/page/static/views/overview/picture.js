@@ -138,7 +138,7 @@ function stackOf(placed, memory, memoryTop, { selected, layer: chosen, zoom, sel
     const bottom = y;
     for (const part of flow.parts) {
       const next = y - TALL[part] * scale;
-      if (part === "feedforward") inside.push(boxes(placed, layer, [y, next], places, lit));
+      if (part === "feedforward") inside.push(boxes(placed, layer, [y, next], { places, lit, zoom }));
       else inside.push(arcs(placed, part, layer, [y, next], { places, lit, memory, memoryTop, zoom }));
       y = next;
     }
@@ -187,11 +187,10 @@ function stackOf(placed, memory, memoryTop, { selected, layer: chosen, zoom, sel
  * @param {Placed} placed
  * @param {number} layer
  * @param {[number, number]} rows
- * @param {number[]} places
- * @param {number} lit
+ * @param {{ places: number[], lit: number, zoom: PictureOptions["zoom"] }} options
  * @returns {Child[]}
  */
-function boxes(placed, layer, [bottom, top], places, lit) {
+function boxes(placed, layer, [bottom, top], { places, lit, zoom }) {
   const { flow, column } = placed;
   const [wide, tall] = [Math.min(30, column * 0.7), (bottom - top) * 0.62];
   return places.map((place) => {
@@ -207,6 +206,7 @@ function boxes(placed, layer, [bottom, top], places, lit) {
         rx: 3,
         fill: shade(share),
         data: { part: "feedforward", layer, place, value: share },
+        on: { click: () => zoom({ layer, site: flow.site("attention") }) },
       },
       s("title", {}, `feed-forward ${layer} adds ${percent(share)} at ${flow.tokens[place].text}`),
     );

@@ -245,7 +245,8 @@ function looked(flow, part, layer, place, zoom) {
 /** @type {(flow: Flow, part: OverviewPart, layer: number, place: number) => Child} */
 function adds(flow, part, layer, place) {
   const share = flow.share(part, layer, place);
-  return h("span", { class: "figure quiet", data: { value: share, part } }, `adds ${percent(share)}`);
+  const who = part === "feedforward" ? "adds" : "all heads add";
+  return h("span", { class: "figure quiet", data: { value: share, part } }, `${who} ${percent(share)}`);
 }
 
 /**

@@ -61,7 +61,10 @@ export function mount(context, root) {
     const node = panel("The model on this text", sentence(context, flow), legend(flow), frame, windowNote(flows));
     node.append(player.node);
     const side = h("div", { class: "column" });
-    const layers = panel("What each layer adds at ", null);
+    const layers = panel(
+      "What each layer adds at ",
+      "“Adds 25%”: the length of what is added is 25% of that and the length of the stream together. The head named is the one that adds most by length; “Why” above goes by the effect on one logit.",
+    );
     layers.querySelector("h2")?.append(token(context.row[context.token], { class: "selected" }));
     put(body, h("div", { class: "whole" }, node, side), layers);
     /** @type {string | null} */
@@ -217,8 +220,13 @@ function legend(flow) {
   return h(
     "p",
     { class: "legend" },
-    h("span", {}, h("i", { class: "own-arc" }), "arc into the selected column: a head, from where it reads most"),
-    h("span", {}, h("i", { class: "other-arc" }), "other columns: their strongest head"),
+    h(
+      "span",
+      {},
+      h("i", { class: "own-arc" }),
+      "arcs into the selected column: its heads, each from where it reads most",
+    ),
+    h("span", {}, h("i", { class: "other-arc" }), "elsewhere the strongest head alone"),
     h("span", {}, h("i", { class: "ffn-box" }), "feed-forward"),
     h("span", {}, "thicker, darker: more is added, as a share of itself and the stream (arcs: its square root)"),
     h("span", {}, `${plural(flow.nHeads, "head")} a layer, each with its colour`),
