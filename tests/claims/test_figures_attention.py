@@ -296,10 +296,11 @@ def test_figure_a9(drawn: Drawn) -> None:
     change = [[size((a[i] - b[i]).tolist()) for i in range(one.shown)] for a, b in zip(*streams, strict=True)]
     largest = max(map(max, change))
     (matrix,) = drawn.matrices
-    assert matrix.title == f"change of the residual stream, token {at} replaced"
+    share = "as a share of the largest in its row"
+    assert matrix.title == f"change of the residual stream {share}, token {at} replaced by the next id"
     assert matrix.rows == ["embedding", *(f"layer {i}" for i in range(depth))]
     assert matrix.columns == one.labels
-    same(matrix.values, [[value / largest for value in row] for row in change], 1e-4)
+    same(matrix.values, [[value / max(row) for value in row] for row in change], 1e-4)
     assert drawn.facts == {
         "token replaced": at,
         "largest change before it": Below(1e-5 * largest),

@@ -446,6 +446,7 @@ interface FigureControl {
   low: number;
   high: number;
   step: number;
+  labels: string[]; // of its positions, where they are not the values themselves
 }
 
 interface Statement {

@@ -293,7 +293,9 @@ def _identity_layer(x: Tensor) -> Tensor:
 FIGURES = {
     "A1": Figure(queries_keys_values, HEAD),
     "A2": Figure(bilinear_form, HEAD),
-    "A3": Figure(scaling, (), Control("width of the head: two to the power", 6, 2, 10)),
+    "A3": Figure(
+        scaling, (), Control("width of the head", 6, 2, 10, labels=tuple(str(2**power) for power in range(2, 11)))
+    ),
     "A4": Figure(masking, HEAD),
     "A5": Figure(markov_chain, (*HEAD, "position"), Control("steps", 4, 1, 64)),
     "A6": Figure(joined_heads, (*HEAD, "position")),

@@ -36,6 +36,7 @@ class Control:
     low: float
     high: float
     step: float = 1
+    labels: tuple[str, ...] = ()  # of its positions, where they are not the values themselves
 
     def positions(self) -> list[float]:
         """Return all values of the slider, in decimals as a browser counts them.

@@ -79,8 +79,8 @@ def causality(scene: Scene) -> list[JsonDict]:
     return [
         *why,
         matrix(
-            f"change of the residual stream, token {at} replaced",
-            change / change.max(),
+            f"change of the residual stream as a share of the largest in its row, token {at} replaced by the next id",
+            change / change.amax(-1, keepdim=True),
             rows=["embedding", *(f"layer {layer}" for layer in range(len(sites) - 1))],
             columns=scene.labels,
         ),

@@ -91,5 +91,7 @@ def finite_differences(scene: Scene) -> list[JsonDict]:
 
 FIGURES = {
     "L1": Figure(targets_without_labels, ("pass",), Control("masked, of a hundred tokens", 40, 10, 90, 10)),
-    "L2": Figure(finite_differences, (), Control("step: ten to the power", -5, -9, -1)),
+    "L2": Figure(
+        finite_differences, (), Control("step", -5, -9, -1, labels=tuple(f"1e{power}" for power in range(-9, 0)))
+    ),
 }

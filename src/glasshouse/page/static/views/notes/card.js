@@ -87,6 +87,7 @@ export class Card {
           min: control.low,
           max: control.high,
           step: control.step,
+          shown: (value) => control.labels[Math.round((value - control.low) / control.step)] ?? String(value),
           oninput: (value) => this.moved(value),
         })
       : null;
