@@ -448,3 +448,15 @@ def test_values_of_a_curve_are_read_with_a_cursor(decoder: Trained, visit: Visit
     assert {(step, value) for step, value in shown} <= firsts
     chart.get_by_role("slider").press("End")
     assert chart.locator(".chart-value").first.get_attribute("data-step") != str(shown[0][0])
+
+
+@pytest.mark.parametrize("card", ["A9", "T4"])
+def test_a_slider_ends_where_its_text_ends(card: str, decoder: Trained, visit: Visit) -> None:
+    page = visit(decoder, view="notes", text="the cat sat", notes_card=card)
+    slider = page.locator(f"#card-{card} input[type=range]")
+    slider.press("End")
+    settle(page)
+    if card == "A9":
+        assert slider.input_value() == str(len(decoder[1].encode("the cat sat")) - 1)
+    merged = page.locator(f"#card-{card} figcaption").first.inner_text()
+    assert card == "A9" or f"after {slider.input_value()} merges" in merged

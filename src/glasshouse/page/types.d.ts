@@ -658,7 +658,7 @@ interface Responses {
   samples: SampleLog;
   compare_checkpoints: CheckpointComparison;
   notes: { parts: NotesPart[]; examples: NotesExample[] };
-  note_figure: { pieces: Piece[]; worked: Piece[] };
+  note_figure: { pieces: Piece[]; worked: Piece[]; limit: number | null };
 }
 
 type Endpoint = keyof Responses;

@@ -138,6 +138,7 @@ export function slider(label, { min, max, step, shown = String, oninput }) {
     /** @param {number} highest */
     limit(highest) {
       input.max = String(highest);
+      put(value, shown(Number(input.value))); // which may be less now
     },
   });
 }

@@ -130,6 +130,7 @@ class Figure:
     draw: Callable[[Scene], list[JsonDict]]
     reads: tuple[str, ...] = ()  # of "pass", "layer", "head" and "position": what it depends on
     control: Control | None = None
+    limit: Callable[[Scene], int] | None = None  # the last position of the slider that differs on this text
 
 
 # Pieces

@@ -290,7 +290,12 @@ def sharing(scene: Scene) -> list[JsonDict]:
 
 FIGURES = {
     "A8": Figure(permutation, ("pass",), Control("move the tokens by", 1, 0, 8)),
-    "A9": Figure(causality, ("pass",), Control("token to replace", 3, 0, LIMIT - 1)),
+    "A9": Figure(
+        causality,
+        ("pass",),
+        Control("token to replace", 3, 0, LIMIT - 1),
+        limit=lambda scene: decoder_scene(scene)[0].length - 1,
+    ),
     "A10": Figure(cross_attention, ("pass", "layer", "head")),
     "A11": Figure(head_types, ("pass",)),
     "A12": Figure(groups, ("pass",), Control("from multi-query (0) towards multi-head", 1, 0, 3)),

@@ -31,6 +31,7 @@ from glasshouse.text.bpe import algorithm as bpe
 from glasshouse.text.bpe import pretokenizer
 
 CHARACTERS = 12  # shown of a text
+MERGES = Control("merges", 12, 0, 60)
 
 
 def text_of(scene: Scene) -> str:
@@ -129,12 +130,21 @@ def three_tokenizations(scene: Scene) -> list[JsonDict]:
     ]
 
 
+def words_of(scene: Scene) -> list[bytes]:
+    """Return the words of the text, within which pairs are merged."""
+    return [one.encode(errors="replace") for one in pretokenizer.split(text_of(scene), "gpt2")]
+
+
+def learned(scene: Scene, count: int) -> list[bpe.Merge]:
+    """Return the merges that BPE learns from the text, at most so many."""
+    return list(bpe.learn(Counter(words_of(scene)), 256 + count))
+
+
 def merges(scene: Scene) -> list[JsonDict]:
     """T4."""
-    text = text_of(scene)
-    split = [one.encode(errors="replace") for one in pretokenizer.split(text, "gpt2")]
+    split = words_of(scene)
     now = [[bytes([byte]) for byte in one] for one in split]
-    made = list(bpe.learn(Counter(split), 256 + int(scene.value)))
+    made = learned(scene, int(scene.value))
     for merge in made:
         now = [bpe.merge_pair(one, merge.pair, merge.pair[0] + merge.pair[1]) for one in now]
     flat = [one for word in now for one in word]
@@ -230,7 +240,7 @@ FIGURES = {
     "T1": Figure(bytes_and_ids, ("pass",)),
     "T2": Figure(another_tokenizer, ("pass",)),
     "T3": Figure(three_tokenizations, ("pass",)),
-    "T4": Figure(merges, ("pass",), Control("merges", 12, 0, 60)),
+    "T4": Figure(merges, ("pass",), MERGES, limit=lambda scene: len(learned(scene, int(MERGES.high)))),
     "T5": Figure(characters_per_token, ("pass",)),
     "T6": Figure(typo, ("pass",), Control("the wrong letter", 4, 0, 80)),
 }

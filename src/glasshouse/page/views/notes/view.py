@@ -183,7 +183,8 @@ def note_figure(traces: TraceCache, params: NoteFigure) -> JsonDict:
     scene = Scene(trace, params.layer, params.head, params.position, value)
     with traces.lock, eval_mode(trace.model), torch.no_grad():
         worked = EXAMPLES[params.number](scene) if params.number in EXAMPLES else []
-        return {"pieces": figure.draw(scene), "worked": worked}
+        limit = None if figure.limit is None else figure.limit(scene)
+        return {"pieces": figure.draw(scene), "worked": worked, "limit": limit}
 
 
 def _any_pass(traces: TraceCache) -> ForwardPass:

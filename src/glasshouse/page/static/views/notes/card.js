@@ -209,6 +209,7 @@ export class Card {
     const answer = await ask(this.given);
     if (answer === this.drawn && this.pieces.length) return;
     this.drawn = answer;
+    if (answer.limit !== null) this.slider?.limit(answer.limit);
     this.fill(answer.pieces, answer.worked);
   }
 
