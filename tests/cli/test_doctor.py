@@ -24,7 +24,7 @@ from glasshouse.models import stack
 from glasshouse.text import corpus_encoder
 
 PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
-FOR_DEVELOPERS = {"lm-eval", "docs", "bench", "dev", "lens", "published"}
+FOR_DEVELOPERS = {"notebooks", "lm-eval", "docs", "bench", "dev", "lens", "published"}
 
 
 def report(call: Call, code: int = 0) -> Any:  # noqa: ANN401 - JSON
