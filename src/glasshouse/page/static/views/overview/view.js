@@ -47,10 +47,7 @@ export function mount(context, root) {
   }
 
   async function whole() {
-    const asked = requestFlows(context);
-    const predicted = requestPredictions(context);
-    predicted.catch(() => {}); // thrown below, unless the picture itself fails
-    const flows = await asked;
+    const flows = await requestFlows(context);
     const flow = flows[flows.length - 1];
     const frame = h("div", {
       class: "scroll",
@@ -82,8 +79,8 @@ export function mount(context, root) {
       reveal(/** @type {HTMLElement} */ (drawn.querySelector(".column.lit")), frame);
       player.show(drawn, flows, body);
     };
-    redraw(); // before the predictions, which take as long again
-    const [next, lens, found] = await predicted;
+    redraw(); // before the predictions are asked for, which take as long again
+    const [next, lens, found] = await requestPredictions(context);
     top = next && `→ ${next.candidates[0].text} ${percent(next.candidates[0].probability)}`;
     redraw();
     side.append(outcome(context, next));
