@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 FAULTS = {
     "A3": ("attention.py", "return s.d_head**-0.5 if s.attention_scale is None else s.attention_scale", "return 1.0"),
     "A9": (
-        "mask.py",
+        "attend/mask.py",
         "causal_ok = k_position[b, k] <= q_position[b, q]",
         "causal_ok = k_position[b, k] <= q_position[b, q] + 1",
     ),
