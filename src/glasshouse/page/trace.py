@@ -98,24 +98,15 @@ class Trace:
 
     def activation(self, name: str) -> Tensor:
         """Return the activation at a site, without the batch axis."""
-        value = self._see(name)
-        assert isinstance(value, Tensor)
-        return value[0]
+        return self.activations([name])[name]
 
     def activations(self, names: list[str]) -> dict[str, Tensor]:
         """Return the activations at several sites, without the batch axis, from one forward pass."""
-        with self.traces.lock:
-            known = {name: self.traces.get(self.forward_pass, name) for name in names}
-            if missing := {name for name, one in known.items() if one is None}:
-                found = self._pass(self._usual() | missing)
-                for name, value in found.items():
-                    self.traces.put(self.forward_pass, name, value)
-                known |= {name: found[name] for name in missing}
-        return {name: one[0] for name, one in known.items() if isinstance(one, Tensor)}
+        return {name: one[0] for name, one in self._see(names).items() if isinstance(one, Tensor)}
 
     def attention_map(self, name: str) -> AttentionMap:
         """Return the attention map of a site such as pattern.3."""
-        value = self._see(name)
+        value = self._see([name])[name]
         assert isinstance(value, AttentionMap)
         return value
 
@@ -158,14 +149,16 @@ class Trace:
             other.model(*other.inputs)
         return seen[site]
 
-    def _see(self, name: str) -> Tensor | AttentionMap:
+    def _see(self, names: list[str]) -> dict[str, Tensor | AttentionMap]:
         with self.traces.lock:
-            if (known := self.traces.get(self.forward_pass, name)) is not None:
-                return known
-            found = self._pass(self._usual() | {name})
-            for each, value in found.items():
-                self.traces.put(self.forward_pass, each, value)
-            return found[name]
+            kept = {name: self.traces.get(self.forward_pass, name) for name in names}
+            known = {name: one for name, one in kept.items() if one is not None}
+            if missing := kept.keys() - known.keys():
+                found = self._pass(self._usual() | missing)
+                for name, value in found.items():
+                    self.traces.put(self.forward_pass, name, value)
+                known |= {name: found[name] for name in missing}
+            return known
 
     def _usual(self) -> set[str]:
         """Return the sites that are always recorded if memory allows, as a second pass would cost more."""

@@ -69,8 +69,8 @@ def _describe_stack(trace: Trace, name: str, prefix: str, start: int) -> JsonDic
             out, after = (norms[f"{prefix}{site}.{layer}"] for site in PARTS[part])
             added[part].append(out / before)
             if part in heads:
-                moved = _moved(trace, f"{prefix}{PATTERNS[part]}.{layer}", sublayer_of(block, part), places)
-                heads[part].append(moved.relative(out, before))
+                site = f"{prefix}{PATTERNS[part]}.{layer}"
+                heads[part].append(_moved(trace, site, sublayer_of(block, part), places, out, before))
             before = after
         stream.append(before)
     return {
@@ -86,16 +86,11 @@ def _describe_stack(trace: Trace, name: str, prefix: str, start: int) -> JsonDic
 
 @dataclass(frozen=True)
 class _Moved:
-    """What each head of a layer adds at some queries [head, query]: its norm, and the key of which most comes."""
+    """What each head of a layer adds at some queries, [head, query]."""
 
-    norm: Tensor
-    source: Tensor
+    norm: Tensor  # relative to the stream that it is added to
+    source: Tensor  # the key of which most comes
     weight: Tensor  # the attention weight of that key
-    total: Tensor  # [query], the norm of all heads together
-
-    def relative(self, out: Tensor, stream: Tensor) -> _Moved:
-        """Return it relative to the stream [query]; a norm after the heads scales all of them by the same factor."""
-        return _Moved(self.norm * (out / self.total / stream), self.source, self.weight, self.total)
 
     @staticmethod
     def encode(layers: list[_Moved]) -> JsonDict:
@@ -106,7 +101,8 @@ class _Moved:
         }
 
 
-def _moved(trace: Trace, site: str, layer: Sublayer, queries: slice) -> _Moved:
+def _moved(trace: Trace, site: str, layer: Sublayer, queries: slice, out: Tensor, stream: Tensor) -> _Moved:
+    """Return what the heads of a layer add, whose output and the stream before it have these norms [query]."""
     found = trace.attention_map(site)
     weights = found.weights(query=queries)[0]
     values = _projected_values(found.kernel.v[0], layer, found.shape[1])
@@ -114,11 +110,11 @@ def _moved(trace: Trace, site: str, layer: Sublayer, queries: slice) -> _Moved:
     amounts = weights * values.norm(dim=-1)[:, None]
     source = amounts.argmax(-1)
     outputs = weights @ values
+    total = (outputs.sum(0) + bias).norm(dim=-1)  # which a norm after the heads scales to `out`
     return _Moved(
-        norm=outputs.norm(dim=-1),
+        norm=outputs.norm(dim=-1) * (out / total / stream),
         source=source,
         weight=weights.gather(-1, source[..., None])[..., 0],
-        total=(outputs.sum(0) + bias).norm(dim=-1),
     )
 
 
