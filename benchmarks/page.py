@@ -56,11 +56,6 @@ UNTIL_DRAWN = """async (act) => {
     do await frame(); while ([old, null].includes(document.querySelector(act.replaced)));
     return performance.now() - start;
   }
-  if (act.until) {
-    const node = document.querySelector(act.until);
-    await new Promise((done) => new MutationObserver(done).observe(node, { childList: true, subtree: true }));
-    return performance.now() - start;
-  }
   do await frame(); while (document.body.dataset.busy !== "false");
   return performance.now() - start;
 }"""
@@ -121,7 +116,8 @@ def served(folder: Path | str, threads: int) -> Iterator[tuple[str, int]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
     assert process.stdout is not None
     try:
-        yield next(line for line in process.stdout if line.startswith("http")).strip(), process.pid
+        address = next(line for line in process.stdout if line.startswith("http")).strip()
+        yield address.partition("#")[0], process.pid
     finally:
         process.terminate()
         process.wait()
@@ -182,7 +178,7 @@ class Bench:
             shell.append(seen["shell"])
             tokens.append(seen["tokens"])
             hash_ = fragment(view="tokens", text=text_of(self.tok, LENGTH, 200 + number))
-            first.append(page.evaluate(UNTIL_DRAWN, {"hash": hash_, "until": "[data-testid=next]"}))
+            first.append(page.evaluate(UNTIL_DRAWN, {"hash": hash_, "replaced": "[data-testid=next] > *"}))
             page.wait_for_selector("body[data-busy=false] .view", timeout=60_000)
             page.context.close()
         print(f"one forward pass, {LENGTH} tokens      {summary(one)}")

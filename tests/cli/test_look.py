@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.cookiejar
+import inspect
 import json
 import re
 import signal
@@ -15,7 +16,8 @@ from saved_page import unpack
 
 import glasshouse as gh
 from cli.runner import Call, Forked
-from glasshouse.page.url_state import state_of
+from glasshouse.cli.look import look
+from glasshouse.page.url_state import DEFAULTS, state_of
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +48,10 @@ def test_the_address_is_the_last_line_and_answers_until_ctrl_c(folder: Path, req
     assert page.status == 200
     started.send_signal(signal.SIGINT)
     assert (*started.communicate(), started.wait()) == (b"", b"", 0)
+
+
+def test_the_command_opens_the_view_that_the_page_opens() -> None:
+    assert inspect.signature(look).parameters["view"].default == DEFAULTS["view"]
 
 
 def test_a_page_is_written_to_a_file(folder: Path, call: Call, tmp_path: Path) -> None:

@@ -146,7 +146,7 @@ def test_heads_are_labelled_by_their_scores(
             if called:
                 assert value(small) == pytest.approx(float(scores[called][layer, head]), **CLOSE)
             label = small.get_attribute("aria-label") or ""
-            assert label.startswith(f"layer {layer}, head {head}: {called or 'no label'}")
+            assert label.startswith(f"layer {layer}, head {head}: {called or '– no label'}")
     for name, known in scores.items():
         assert value(page.get_by_test_id(f"score-{name}")) == pytest.approx(
             float(known[LAYER, HEAD]), nan_ok=True, **CLOSE

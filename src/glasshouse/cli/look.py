@@ -24,7 +24,7 @@ def look(
     ] = "",
     view: Annotated[
         str, typer.Option(help="The view to open, such as attention; for an unknown name the known ones are listed.")
-    ] = "tokens",
+    ] = "overview",
     save: Annotated[Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")] = None,
     host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (
         "127.0.0.1"

@@ -10,6 +10,7 @@ from glasshouse.page.views import next_token, tokenization
 
 PAGE = {
     "model": Endpoint(model_info.ModelInfo, model_info.model_info, needs_model=False),
+    "opening_selection": Endpoint(model_info.ModelInfo, model_info.opening_selection),
     "checkpoints": Endpoint(model_info.Checkpoints, model_info.checkpoints, needs_model=False),
     "glossary": Endpoint(Glossary, glossary, needs_model=False),
     "tokenize": Endpoint(tokenization.Tokenize, tokenization.tokenize, needs_model=False),

@@ -20,7 +20,8 @@ from glasshouse.page.views import (
     walkthrough,
 )
 
-PAGE_ENDPOINTS = {"model", "checkpoints", "glossary", "tokenize", "next", "generate", "save"}  # of no view
+# Those of no view.
+PAGE_ENDPOINTS = {"model", "opening_selection", "checkpoints", "glossary", "tokenize", "next", "generate", "save"}
 VIEWS = {
     view.name: view
     for view in (

@@ -18,7 +18,7 @@ LARGE = 200e6  # parameters
 
 @dataclass(frozen=True)
 class ModelInfo(Settings):
-    """Parameters of the model endpoint."""
+    """Parameters of the endpoints of the model."""
 
     checkpoint: str = ""
 
@@ -56,20 +56,19 @@ def model_info(traces: TraceCache, params: ModelInfo) -> JsonDict:
         "run": loader.run is not None,
         "views": available_views(loader),
         "example": loader.example(),
-        "opens_at": opening_selection(traces, params.checkpoint),
     }
 
 
-def opening_selection(traces: TraceCache, checkpoint: str) -> dict[str, int]:
+def opening_selection(traces: TraceCache, params: ModelInfo) -> JsonDict:
     """Return what is selected when the page opens on the example: an induction head, if the model has one there.
 
     A large model opens without, as it would wait for a forward pass.
     """
-    loaded = traces.loader.get(checkpoint)
+    loaded = traces.loader.get(params.checkpoint)
     if not isinstance(loaded.model, Decoder) or count_parameters(loaded.model.spec) > LARGE:
         return {}
-    example = ForwardPass(PagePrompt(traces.loader.example()), checkpoint or traces.loader.latest())
-    return telling_selection(traces, example)
+    example = ForwardPass(PagePrompt(traces.loader.example()), params.checkpoint or traces.loader.latest())
+    return {**telling_selection(traces, example)}
 
 
 @dataclass(frozen=True)

@@ -71,7 +71,6 @@ interface Model {
   run: boolean;
   views: string[];
   example: string;
-  opens_at: { layer?: number; head?: number; key?: number }; // what is selected on the example
 }
 
 // Forward passes and the state of the page
@@ -623,6 +622,7 @@ interface GlossaryEntry {
 /** The responses by endpoint. */
 interface Responses {
   model: Model;
+  opening_selection: { layer?: number; head?: number; key?: number };
   checkpoints: { checkpoints: string[] };
   glossary: { entries: GlossaryEntry[] };
   tokenize: Tokens;

@@ -12,7 +12,7 @@ from glasshouse.config import JsonDict
 from glasshouse.models import Seq2Seq
 from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.manifest import views
-from glasshouse.page.model_info import opening_selection
+from glasshouse.page.model_info import ModelInfo, opening_selection
 from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views.next_token import Generate, generate_text
@@ -95,7 +95,7 @@ def with_defaults(traces: TraceCache, given: Mapping[str, object]) -> JsonDict:
     if not state["text"] and not state["appended"]:
         state["text"] = traces.loader.example()
         if not given.keys() & {"layer", "head", "key"}:
-            state |= opening_selection(traces, state["checkpoint"])
+            state |= opening_selection(traces, ModelInfo(state["checkpoint"]))
     pair = isinstance(loaded.model, Seq2Seq)
     state["attention"] = state["attention"] or ("decoder.cross_pattern" if pair else "pattern")
     if pair and not state["target"] and not state["appended"]:

@@ -100,10 +100,8 @@ export class Page {
     const { text: given, appended, layer, head, key } = state.values;
     const isExample = !given && !appended.length && model.example;
     const isSelected = layer || head || key;
-    state.begin({
-      ...(isExample ? { text: model.example } : {}),
-      ...(isExample && !isSelected ? model.opens_at : {}),
-    });
+    const selection = isExample && !isSelected ? await request("opening_selection") : {};
+    state.begin({ ...(isExample ? { text: model.example } : {}), ...selection });
     await this.changed(new Set(["text", "view", "checkpoint"]), true);
     const { target, appended: chosen } = state.values;
     if (model.kind === "seq2seq" && model.generates && !target && !chosen.length && !isSaved)

@@ -217,7 +217,7 @@ export function heads(selection) {
         Object.assign(button.dataset, { label: one?.label ?? "", value: value ?? "" });
         button.setAttribute(
           "aria-label",
-          `layer ${layer}, head ${head}${one ? `: ${one.label ? `${typeName(one.label)} ${value?.toFixed(2)}` : NAMELESS}` : ""}`,
+          `layer ${layer}, head ${head}${one ? `: ${one.label ? `${typeName(one.label)} ${value?.toFixed(2)}` : `${NAMELESS} no label`}` : ""}`,
         );
       }
     }
