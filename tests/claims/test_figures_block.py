@@ -89,17 +89,18 @@ def test_figure_b3(drawn: Drawn) -> None:
     one, s, layer = drawn.model, drawn.model.model.spec, drawn.model.layer
     part = one.stack.blocks[layer].feedforward
     gated = hasattr(part.layer, "gate")
-    assert drawn.texts == (
-        ["Gated: act(x gate) * (x up), with a third matrix, takes the place of ReLU(x up)."] if gated else []
-    )
-    assert drawn.shapes == [
-        [
-            ("x", [1, s.d_model]),
-            ("up", [s.d_model, s.d_ff]),
-            ("down", [s.d_ff, s.d_model]),
-            ("y", [1, s.d_model]),
+    act = {"swiglu": "SiLU", "gelu": "GELU", "relu": "ReLU"}[s.feedforward.kind]
+    x, y, neurons = ("x", [1, s.d_model]), ("y", [1, s.d_model]), [1, s.d_ff]
+    up = [x, ("up", [s.d_model, s.d_ff]), ("u", neurons)]
+    down = [(f"{act}(g) ⊙ u" if gated else f"{act}(u)", neurons), ("down", [s.d_ff, s.d_model]), y]
+    if gated:
+        assert drawn.texts == [
+            f"Gated: {act}(g) says, neuron by neuron, how much of u passes; it takes the place of ReLU(u)."
         ]
-    ]
+        assert drawn.shapes == [[x, ("gate", [s.d_model, s.d_ff]), ("g", neurons)], up, down]
+    else:
+        assert drawn.texts == []
+        assert drawn.shapes == [up, down]
     # The neurons from what the model's own modules return.
     modules = (part.layer.up, part.layer.gate) if gated else (part.layer.up,)
     found = [out[one.position] for out in one.outputs(*modules)]

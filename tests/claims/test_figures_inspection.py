@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import torch
 from torch import Tensor
 
 from claims.figures import (
@@ -130,32 +131,52 @@ def test_figure_v3(drawn: Drawn) -> None:
 @on("V4", "gpt2", "python-3m", "dates-1m", "bert", "gemma")
 def test_figure_v4(drawn: Drawn) -> None:
     one, s = drawn.model, drawn.model.model.spec
-    at, n = one.position, one.shown
-    if at == n - 1:
-        at = n // 2
+    n, ids = one.shown, one.inputs[-1][0].tolist()
+    at = one.position if 0 < one.position < n - 1 else n // 2
+    row = one.record(f"pattern.{one.layer}")[0][one.head, at, :n].tolist()
+    source = max((i for i in range(n) if i != at), key=lambda i: row[i])
+    other = next(i for i in range(n) if ids[i] != ids[source])
+    changed = one.inputs[-1].clone()
+    changed[0, source] = ids[other]
     names = [f"resid_post.{layer}" for layer in range(s.n_layers)]
     before = one.record(*names)
-    first = one.head * s.d_head
+    head, out = slice(one.head * s.d_head, (one.head + 1) * s.d_head), one.stack.blocks[one.layer].attention.layer.out
+    carried = {}
 
-    def silence(_: object, args: tuple[Tensor]) -> tuple[Tensor]:
+    def keep(_: object, args: tuple[Tensor]) -> None:
+        carried["z"] = args[0][:, at, head].clone()
+
+    def put(_: object, args: tuple[Tensor]) -> tuple[Tensor]:
         joined = args[0].clone()
-        joined[:, at, first : first + s.d_head] = 0
+        joined[:, at, head] = carried["z"]
         return (joined,)
 
-    hook = one.stack.blocks[one.layer].attention.layer.out.register_forward_pre_hook(silence)
+    hook = out.register_forward_pre_hook(keep)
+    with torch.no_grad():
+        one.model(*one.inputs[:-1], changed)
+    hook.remove()
+    hook = out.register_forward_pre_hook(put)
     after = one.record(*names)
     hook.remove()
     change = [[size((a[i] - b[i]).tolist()) for i in range(n)] for a, b in zip(before, after, strict=True)]
     largest = max(map(max, change))
     (matrix,) = drawn.matrices
-    assert matrix.title == (f"change of the stream, head {one.layer}.{one.head} ablated at {at}, “{one.labels[at]}”")
-    assert matrix.rows == [f"layer {layer}" for layer in range(s.n_layers)]
+    told, reader = one.labels[source], one.labels[at]
+    assert matrix.title == f"change of the residual stream when head {one.layer}.{one.head} is patched at “{reader}”"
+    assert matrix.rows == [f"after layer {layer}" for layer in range(s.n_layers)]
     assert (matrix.columns, matrix.row) == (one.labels, one.layer)
     same(matrix.values, [[value / largest for value in row] for row in change], 1e-4)
     later = [row[i] for row in change[one.layer + 1 :] for i in range(n) if i != at]
     assert drawn.facts == {
+        f"in layer {one.layer}, at “{reader}”": near(change[one.layer][at], 1e-3),
         "in its own layer, at other tokens": Below(1e-5 * largest),
         "before that layer": Below(1e-5 * largest),
         "in later layers, at other tokens": near(max(later), 1e-3) if later else 0.0,
     }
-    assert drawn.texts == ["The view Interventions patches any site from another text."]
+    assert drawn.texts == [
+        f"Head {one.layer}.{one.head} gives {100 * row[source]:.0f}% of the attention of “{reader}” (token {at}) to "
+        f"“{told}” (token {source}). Its output at “{reader}” is replaced by the one of the same text with "
+        f"“{one.labels[other]}” for “{told}”; everything else stays. What changes is what this head brings to "
+        f"“{reader}” of the difference.",
+        "The view Interventions patches any site from another text.",
+    ]

@@ -28,6 +28,7 @@ from glasshouse.page.views import attention
 TEXT = "the cat sat on the mat and the bird flew to the tree"
 SOURCE, TARGET = "one five two", "eins fünf zwei"
 LAYER, HEAD = 1, 2
+DASH = "\N{EN DASH}"
 CLOSE = {"rel": 1e-5, "abs": 1e-6}  # float32, a few operations apart
 
 Picture = Callable[[Page, str], Path]
@@ -146,7 +147,7 @@ def test_heads_are_labelled_by_their_scores(
             if called:
                 assert value(small) == pytest.approx(float(scores[called][layer, head]), **CLOSE)
             label = small.get_attribute("aria-label") or ""
-            assert label.startswith(f"layer {layer}, head {head}: {called or '– no label'}")
+            assert label.startswith(f"layer {layer}, head {head}: {called or DASH + ' no label'}")
     for name, known in scores.items():
         assert value(page.get_by_test_id(f"score-{name}")) == pytest.approx(
             float(known[LAYER, HEAD]), nan_ok=True, **CLOSE

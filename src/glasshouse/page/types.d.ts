@@ -824,6 +824,7 @@ interface Series {
   high?: number[];
   smooth?: number; // 0 to 1: a smoothed line over a pale one
   dots?: boolean;
+  dashed?: boolean; // where it lies on another
   testid?: string;
 }
 

@@ -356,13 +356,20 @@ function shapesOf(one, log, X, Y) {
   }
   const calm = one.smooth ? smoothed(one.y, one.smooth) : one.y;
   if (one.smooth) shapes.push(s("path", { class: "chart-line pale", d: path(one.y), style: { stroke: one.colour } }));
-  shapes.push(s("path", { class: "chart-line", d: path(calm), style: { stroke: one.colour } }));
+  const dashes = one.dashed ? { "stroke-dasharray": "6 6" } : {};
+  shapes.push(s("path", { class: "chart-line", d: path(calm), style: { stroke: one.colour }, ...dashes }));
   if (one.dots && one.x.length <= DOTS)
     shapes.push(
       one.y
         .map((value, i) =>
           fits(value)
-            ? s("circle", { class: "chart-dot", cx: X(one.x[i]), cy: Y(value), r: 3, style: { fill: one.colour } })
+            ? s("circle", {
+                class: "chart-dot",
+                cx: X(one.x[i]),
+                cy: Y(value),
+                r: one.dashed ? 1.5 : 3,
+                style: { fill: one.colour },
+              })
             : null,
         )
         .filter(Boolean),

@@ -116,8 +116,9 @@ def scaling(scene: Scene) -> list[JsonDict]:
     """A3."""
     chosen, heads = 2 ** int(scene.value), 8
     rows = [_spread(width, heads) for width in WIDTHS]
-    q, k = torch.randn(chosen, generator=generator()), torch.randn(12, chosen, generator=generator(1))
-    scores = k @ q
+    # The first components of the same vectors at every width.
+    q, k = torch.randn(WIDTHS[-1], generator=generator()), torch.randn(12, WIDTHS[-1], generator=generator(1))
+    scores = k[:, :chosen] @ q[:chosen]
     kinds = (
         ("scaled", chosen**-0.5),
         ("not scaled", 1.0),

@@ -111,12 +111,20 @@ def feedforward(scene: Scene) -> list[JsonDict]:
     recorded = scene.site("ffn_out")
     s = scene.model.spec
     shown = hidden[: 4 * WIDE].view(-1, WIDE) if len(hidden) >= 4 * WIDE else hidden[None]
-    gated = [sentence("Gated: act(x gate) * (x up), with a third matrix, takes the place of ReLU(x up).")]
+    x, up, y = ("x", [1, s.d_model]), [s.d_model, s.d_ff], ("y", [1, s.d_model])
+    act = type(layer.activation).__name__
+    if isinstance(layer, GatedFeedForward):
+        before = [shapes(x, ("gate", up), ("g", [1, s.d_ff])), shapes(x, ("up", up), ("u", [1, s.d_ff]))]
+        neurons = f"{act}(g) ⊙ u"
+        why = [
+            sentence(f"Gated: {act}(g) says, neuron by neuron, how much of u passes; it takes the place of ReLU(u).")
+        ]
+    else:
+        before, neurons, why = [shapes(x, ("up", up), ("u", [1, s.d_ff]))], f"{act}(u)", []
     return [
-        *(gated if isinstance(layer, GatedFeedForward) else []),
-        shapes(
-            ("x", [1, s.d_model]), ("up", [s.d_model, s.d_ff]), ("down", [s.d_ff, s.d_model]), ("y", [1, s.d_model])
-        ),
+        *why,
+        *before,
+        shapes((neurons, [1, s.d_ff]), ("down", [s.d_ff, s.d_model]), y),
         matrix(f"{shown.numel()} of its {len(hidden)} neurons at this token", shown, signed=True),
         facts(
             ("activation", s.feedforward.kind),

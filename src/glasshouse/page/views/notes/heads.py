@@ -35,6 +35,7 @@ from glasshouse.page.views.notes.figure import (
     token_labels,
 )
 
+KV_HEADS = (1, 2, 4, 8)  # of eight heads
 TARGET = 12  # tokens generated for a figure of cross-attention
 NO_DROPOUT: JsonDict = {"dropout": 0.0, "embed_dropout": 0.0, "init": "xavier"}
 
@@ -110,7 +111,7 @@ def cross_attention(scene: Scene) -> list[JsonDict]:
     return [
         *why,
         matrix(
-            "weights: rows of the target, columns of the source",
+            f"layer {layer}, head {head}: rows of the target attend to columns of the source",
             weights[head, :LIMIT, :LIMIT],
             rows=target,
             columns=source,
@@ -171,9 +172,8 @@ def head_types(scene: Scene) -> list[JsonDict]:
 
 def groups(scene: Scene) -> list[JsonDict]:
     """A12."""
-    n_heads = scene.model.spec.n_heads
-    counts = divisors(n_heads)
-    chosen = counts[min(int(scene.value), len(counts) - 1)]
+    n_heads, own = KV_HEADS[-1], scene.model.spec
+    chosen = KV_HEADS[int(scene.value)]
     sizes: JsonDict = {"d_model": 32, "n_heads": n_heads, "d_head": 16, "n_layers": 1, "position": "none"}
     shared, whole = (
         initialised("decoder", torch.float64, **sizes, n_kv_heads=count, qk_norm=False, **NO_DROPOUT).stack
@@ -203,6 +203,7 @@ def groups(scene: Scene) -> list[JsonDict]:
         facts(
             ("heads", n_heads),
             ("key-value heads", chosen),
+            ("the open model has", f"{own.n_kv_heads} for {own.n_heads} heads"),
             ("largest difference from multi-head with repeated keys and values", largest_difference(few, many)),
         ),
     ]
@@ -298,7 +299,7 @@ FIGURES = {
     ),
     "A10": Figure(cross_attention, ("pass", "layer", "head")),
     "A11": Figure(head_types, ("pass",)),
-    "A12": Figure(groups, ("pass",), Control("from multi-query (0) towards multi-head", 1, 0, 3)),
+    "A12": Figure(groups, ("pass",), Control("key-value heads", 1, 0, 3, labels=tuple(map(str, KV_HEADS)))),
     "A13": Figure(cache_size, ("pass",), Control("tokens", 1024, 128, 8192, 128)),
     "A15": Figure(own_score, ("pass",), Control("the first", 1, 1, 5)),
     "A16": Figure(sharing, ("pass", "layer")),

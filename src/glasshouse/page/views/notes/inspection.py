@@ -10,6 +10,7 @@ import torch
 
 from glasshouse.config import JsonDict
 from glasshouse.inspection import edit, record
+from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.inspection.logit_lens import has_position_logits
 from glasshouse.models.heads import LMHead
 from glasshouse.page.views import residual_stream
@@ -105,32 +106,53 @@ def logit_attribution(scene: Scene) -> list[JsonDict]:
 
 def moved_information(scene: Scene) -> list[JsonDict]:
     """V4."""
-    trace, prefix = scene.trace, scene.trace.prefix
-    depth = len(scene.stack.blocks)
+    trace, prefix, ids = scene.trace, scene.trace.prefix, scene.trace.inputs[-1][0]
+    if scene.length < 2:
+        return [sentence("The text is too short; write a longer one.")]
     # From the last token, nothing reaches another.
-    place = scene.place if scene.place < scene.length - 1 else scene.length // 2
-    names = [f"{prefix}resid_post.{layer}" for layer in range(depth)]
-    before = [scene.stream(layer + 1) for layer in range(depth)]
-    site = f"{prefix}z.{scene.layer}[head={scene.head}, position={place}]"
-    edits = trace.edits()  # of the open text, which the stream before has
-    with edit(scene.model, edits), edit(scene.model, {site: 0.0}), record(scene.model, *names) as seen:
-        scene.model(*trace.inputs)
-    after = [seen[name][0].float()[: scene.length] for name in names]
-    change = torch.stack([(a - b).norm(dim=-1) for a, b in zip(before, after, strict=True)])
+    reader = scene.place if 0 < scene.place < scene.length - 1 else scene.length // 2
+    weights = scene.weights()[scene.head, reader].clone()
+    weights[reader] = -1
+    source = int(weights.argmax())
+    other = next((i for i in range(scene.length) if ids[i] != ids[source]), source)
+    changed = trace.inputs[-1].clone()
+    changed[0, source] = ids[other]
+    z = f"{prefix}z.{scene.layer}"
+    names = [f"{prefix}resid_post.{layer}" for layer in range(len(scene.stack.blocks))]
+    edits = trace.edits()  # of the open text
+    with eval_mode(scene.model), edit(scene.model, edits):
+        with record(scene.model, z) as from_other_text:
+            scene.model(*trace.inputs[:-1], changed)
+        with record(scene.model, *names) as before:
+            scene.model(*trace.inputs)
+        patch = {f"{z}[head={scene.head}, position={reader}]": from_other_text[z][:, scene.head, reader]}
+        with edit(scene.model, patch), record(scene.model, *names) as after:
+            scene.model(*trace.inputs)
+    change = torch.stack(
+        [(after[name][0].float() - before[name][0].float())[: scene.length].norm(dim=-1) for name in names]
+    )
     own = change[scene.layer].clone()
-    own[place] = 0
+    own[reader] = 0
+    at, told = scene.labels[reader], scene.labels[source]
     return [
+        sentence(
+            f"Head {scene.layer}.{scene.head} gives {100 * float(weights[source]):.0f}% of the attention of “{at}” "
+            f"(token {reader}) to “{told}” (token {source}). Its output at “{at}” is replaced by the one of the same "
+            f"text with “{scene.labels[other]}” for “{told}”; everything else stays. What changes is what this head "
+            f"brings to “{at}” of the difference."
+        ),
         matrix(
-            f"change of the stream, head {scene.layer}.{scene.head} ablated at {place}, “{scene.labels[place]}”",
+            f"change of the residual stream when head {scene.layer}.{scene.head} is patched at “{at}”",
             change / change.max().clamp(min=1e-12),
-            rows=[f"layer {layer}" for layer in range(depth)],
+            rows=[f"after layer {layer}" for layer in range(len(names))],
             columns=scene.labels,
             row=scene.layer,
         ),
         facts(
+            (f"in layer {scene.layer}, at “{at}”", float(change[scene.layer, reader])),
             ("in its own layer, at other tokens", float(own.max())),
             ("before that layer", float(change[: scene.layer].max()) if scene.layer else 0.0),
-            ("in later layers, at other tokens", _later(change, scene.layer, place)),
+            ("in later layers, at other tokens", _later(change, scene.layer, reader)),
         ),
         sentence("The view Interventions patches any site from another text."),
     ]

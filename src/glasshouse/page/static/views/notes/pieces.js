@@ -55,10 +55,18 @@ function lines(piece) {
     isMain: true,
     onmove: (at) => node.mark(at),
   });
-  const series = piece.series.map(({ name, x, y }, i) => {
+  const values = piece.series.flatMap(({ y }) => y.filter((value) => value !== null));
+  const near = (Math.max(...values) - Math.min(...values)) / 100;
+  /** @type {(a: LinesPiece["series"][0], b: LinesPiece["series"][0]) => boolean} */
+  const coincide = (a, b) =>
+    a.y.length === b.y.length && a.y.every((value, i) => Math.abs((value ?? 0) - (b.y[i] ?? 0)) <= near);
+  const series = piece.series.map((one, i) => {
+    const { name, x, y } = one;
     const there = y.flatMap((value, i) => (value === null ? [] : [{ at: x[i], value }]));
+    const dashed = piece.series.slice(0, i).some((other) => coincide(one, other));
     return {
-      name,
+      name: dashed ? `${name} (dashed)` : name,
+      dashed,
       colour: SERIES[i % SERIES.length],
       x: there.map(({ at }) => at),
       y: there.map(({ value }) => value),
