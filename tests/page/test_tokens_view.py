@@ -286,7 +286,7 @@ def test_keys_walk_through_layers_heads_and_views(decoder: Trained, visit: Visit
     settle(page)
     assert state_of(page)["view"] == "attention"
     page.locator("body").press("?")
-    expect(page.locator("dialog")).to_be_visible()
+    expect(page.get_by_role("dialog")).to_be_visible()
 
 
 def test_the_url_has_the_state_but_no_access_token(decoder: Trained, visit: Visit) -> None:

@@ -273,8 +273,8 @@ def test_no_run() -> None:
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_probes_and_samples_match_their_journals(tmp_path: Path, copied: Path, kind: str) -> None:
-    folder = copied if kind == "decoder" else trained(tmp_path, kind)
+def test_probes_and_samples_match_their_journals(tmp_path: Path, folder: Path, kind: str) -> None:
+    folder = folder if kind == "decoder" else trained(tmp_path, kind)
     traces = TraceCache(ModelLoader(folder))
     written = lines(folder / "probes.jsonl")
     told = training_run.probes(traces, CheckpointLog())
@@ -306,8 +306,8 @@ def test_many_checkpoints_are_subsampled(copied: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", FIRST)
-def test_compare_checkpoints_matches_compare(tmp_path: Path, copied: Path, kind: str) -> None:
-    folder = copied if kind == "decoder" else trained(tmp_path, kind)
+def test_compare_checkpoints_matches_compare(tmp_path: Path, folder: Path, kind: str) -> None:
+    folder = folder if kind == "decoder" else trained(tmp_path, kind)
     loader = ModelLoader(folder)
     text = {"decoder": "to be or", "encoder": "to be or", "seq2seq": "31"}[kind]
     asked = PagePrompt(text=text, target="3 1" if kind == "seq2seq" else "")

@@ -14,7 +14,7 @@ from examples import first_of
 from playwright.sync_api import Locator, Page, expect
 
 import glasshouse as gh
-from glasshouse.inspection import scale
+from glasshouse.inspection import scale, walkthrough
 from glasshouse.layers.feedforward import GatedFeedForward
 from glasshouse.layers.sublayer import Sublayer
 from glasshouse.page.forward_pass import ForwardPass, PagePrompt
@@ -125,9 +125,13 @@ def test_numbers_are_those_of_record(kind: str, request: pytest.FixtureRequest, 
 def test_a_step_with_a_title_is_drawn_from_its_vectors(
     decoder: Trained, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(GatedFeedForward, "steps", Sublayer.steps)
+    class Unregistered(GatedFeedForward):
+        """One that the walkthrough knows no steps of."""
+
+    walkthrough.steps.register(Unregistered, walkthrough.steps.dispatch(Sublayer))
+    monkeypatch.setattr(decoder[0].stack.blocks[1].feedforward.layer, "__class__", Unregistered)
     page = visit(decoder, text=TEXT, view="walkthrough", layer=1, token=2, walkthrough_all=1)
-    expect(card(page, "feedforward:layer").locator(".stepname")).to_contain_text("GatedFeedForward")
+    expect(card(page, "feedforward:layer").locator(".stepname")).to_contain_text("Unregistered")
     with torch.no_grad(), gh.record(decoder[0], "ffn_out.1[position=2]") as seen:
         decoder[0](*inputs_of(decoder, page))
     (expected,) = seen["ffn_out.1[position=2]"]

@@ -10,7 +10,7 @@ from glasshouse.page.app import page_routes, respond
 from glasshouse.page.endpoints import endpoints
 from glasshouse.page.files import index_page
 from glasshouse.page.guard import policy, security_headers
-from glasshouse.page.manifest import available_views, views
+from glasshouse.page.manifest import PAGE_ENDPOINTS, available_views, views
 from glasshouse.page.model_loader import LoadedModel, ModelLoader
 from glasshouse.page.trace import TraceCache
 from glasshouse.serve.api import KEY, Api
@@ -18,7 +18,7 @@ from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.served_model import ServedModel
 
 MEMORY = 2 * 2**30  # bytes of activations that are kept for the views, of all models and keys together
-SHARED = ("model", "tokenize", "next", "generate")  # endpoints that no view declares
+SHARED = PAGE_ENDPOINTS - {"checkpoints", "save"}  # which are of runs, and of files
 
 
 class ServedPage:
