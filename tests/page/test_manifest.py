@@ -76,7 +76,7 @@ def test_a_declared_view_is_a_tab_that_draws(decoder: Trained, visit: Visit) -> 
     assert "view=letters" in page.url
     page.get_by_role("tab", name="Tokens").click()
     settle(page)
-    page.keyboard.press("7")  # its place among the tabs
+    page.keyboard.press("8")  # its place among the tabs
     draws(page)
     page.reload()
     draws(page)
