@@ -312,15 +312,18 @@ def test_figure_a9(drawn: Drawn) -> None:
 def test_figure_a10(drawn: Drawn) -> None:
     one = drawn.model
     if drawn.name != "dates-1m":
-        assert drawn.texts == ["The open model has no encoder; this shows dates-1m, which comes with the package."]
+        assert drawn.texts[:-1] == [
+            "The open model has no encoder; this shows dates-1m, which comes with the package."
+        ]
         layer, head, there = min(one.layer, 1), min(one.head, 3), bundled("dates-1m")
         source, target = there.inputs
         (made,) = gh.generate(there.model, there.tok, [source[0].tolist()], max_new_tokens=12)
         target = torch.tensor([[*target[0].tolist(), *(i for i in made.ids if i not in there.model.spec.end_ids)]])
         one = there
     else:
-        assert drawn.texts == []
+        assert drawn.texts[:-1] == []
         layer, head, (source, target) = one.layer, one.head, one.inputs
+    assert drawn.texts[-1].startswith("A row is where the decoder looks with that token as its last input")
     with torch.no_grad(), gh.record(one.model, f"decoder.cross_q.{layer}", f"decoder.cross_k.{layer}") as seen:
         one.model(source, target)
     q, k = (seen[f"decoder.cross_{name}.{layer}"][0, head].tolist() for name in "qk")
@@ -345,7 +348,7 @@ def head_scores(ids: list[int], pattern: list[list[float]], causal: bool) -> dic
         others = range(i) if causal else [j for j in range(n) if j != i]
         same_token = [j for j in others if ids[j] == ids[i]]
         keys = {
-            "the token itself": [i] if others else [],
+            "current token: itself": [i] if others else [],
             "previous token": [i - 1] if i else [],
             "first token": [0] if i else [],
             "the same token before": same_token,
@@ -363,7 +366,7 @@ def head_scores(ids: list[int], pattern: list[list[float]], causal: bool) -> dic
 
 
 TYPES = {
-    "the token itself": "current token",
+    "current token: itself": "current token",
     "previous token": "previous",
     "first token": "first",
     "the same token before": "duplicate",
@@ -401,6 +404,10 @@ def test_figure_a11(drawn: Drawn) -> None:
 
     assert types.head == ["layer", *(f"head {i}" for i in range(heads))]
     assert types.rows == [[i, *map(type_of, row)] for i, row in enumerate(scores)]
+    assert drawn.texts == [
+        "The type of a head is the score that is more than halfway from uniform attention to 1; broad: its entropy "
+        "is within ln 2 of that of uniform attention; none: neither."
+    ]
 
 
 def divisors(n: int) -> list[int]:

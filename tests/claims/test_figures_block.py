@@ -79,6 +79,7 @@ def test_figure_b2(drawn: Drawn) -> None:
     change = max(abs(a - b) for a, b in zip(normalised(x), normed, strict=True))
     assert drawn.facts == {
         "sqrt(D)": near(len(x) ** 0.5, 1e-12),
+        "norm of the open model": one.model.spec.norm.kind,
         "largest change by the factor": near(change, 1e-3),
         "largest difference from torch's": Below(1e-6),
     }
@@ -95,7 +96,8 @@ def test_figure_b3(drawn: Drawn) -> None:
     down = [(f"{act}(g) ⊙ u" if gated else f"{act}(u)", neurons), ("down", [s.d_ff, s.d_model]), y]
     if gated:
         assert drawn.texts == [
-            f"Gated: {act}(g) says, neuron by neuron, how much of u passes; it takes the place of ReLU(u)."
+            f"Gated: {act}(g) says, neuron by neuron, how much of u passes; it takes the place of ReLU(u). "
+            "The line of code below is that of a layer without a gate."
         ]
         assert drawn.shapes == [[x, ("gate", [s.d_model, s.d_ff]), ("g", neurons)], up, down]
     else:
@@ -233,8 +235,12 @@ def test_figure_b8(drawn: Drawn) -> None:
     given = stream[:-1] if is_post else one.outputs(*(block.attention.norm for block in blocks))
     assert own.log
     assert own.series == {
-        "mean norm": [(i, near(statistics.fmean(size(row) for row in s.tolist()))) for i, s in enumerate(stream)],
-        "largest entry": [(i, near(max(abs(v) for row in s.tolist() for v in row))) for i, s in enumerate(stream)],
+        "mean norm of a token": [
+            (i, near(statistics.fmean(size(row) for row in s.tolist()))) for i, s in enumerate(stream)
+        ],
+        "largest entry of any token": [
+            (i, near(max(abs(v) for row in s.tolist() for v in row))) for i, s in enumerate(stream)
+        ],
         "mean norm that attention gets": [
             (i, near(statistics.fmean(size(row) for row in s[:LIMIT].tolist()))) for i, s in enumerate(given)
         ],

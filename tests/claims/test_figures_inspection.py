@@ -163,7 +163,7 @@ def test_figure_v4(drawn: Drawn) -> None:
     (matrix,) = drawn.matrices
     told, reader = one.labels[source], one.labels[at]
     assert matrix.title == f"change of the residual stream when head {one.layer}.{one.head} is patched at “{reader}”"
-    assert matrix.rows == [f"after layer {layer}" for layer in range(s.n_layers)]
+    assert matrix.rows == [f"layer {layer}" for layer in range(s.n_layers)]
     assert (matrix.columns, matrix.row) == (one.labels, one.layer)
     same(matrix.values, [[value / largest for value in row] for row in change], 1e-4)
     later = [row[i] for row in change[one.layer + 1 :] for i in range(n) if i != at]
@@ -173,10 +173,12 @@ def test_figure_v4(drawn: Drawn) -> None:
         "before that layer": Below(1e-5 * largest),
         "in later layers, at other tokens": near(max(later), 1e-3) if later else 0.0,
     }
+    moved = [] if at == one.position else [f"Token {one.position} cannot show this; “{reader}” is taken for it."]
     assert drawn.texts == [
+        *moved,
         f"Head {one.layer}.{one.head} gives {100 * row[source]:.0f}% of the attention of “{reader}” (token {at}) to "
-        f"“{told}” (token {source}). Its output at “{reader}” is replaced by the one of the same text with "
-        f"“{one.labels[other]}” for “{told}”; everything else stays. What changes is what this head brings to "
-        f"“{reader}” of the difference.",
+        f"“{told}” (token {source}). A second run has “{one.labels[other]}” in place of “{told}”; what the head "
+        f"writes at “{reader}” there is copied into the run of the open text. What changes then has come from "
+        f"“{told}” through this head.",
         "The view Interventions patches any site from another text.",
     ]

@@ -155,7 +155,7 @@ def test_figure_m4(drawn: Drawn) -> None:
     shares = softmax(logits)
     best = sorted(range(len(logits)), key=lambda i: -logits[i])[:8]
     (table,) = drawn.tables
-    assert table.head == ["token", "logit: last vector . its row", "P(token | text)"]
+    assert table.head == ["token", "logit: last vector . its row", "P = exp(logit) / sum of exp"]
     assert [row[0] for row in table.rows] == labels(best, one.tok)
     same([row[1] for row in table.rows], [logits[i] for i in best])
     same([row[2] for row in table.rows], [shares[i] for i in best])
@@ -164,6 +164,7 @@ def test_figure_m4(drawn: Drawn) -> None:
     assert drawn.facts == {
         "matrix": "E, transposed (tied)" if tied else "its own (untied)",
         "V": one.model.spec.vocab_size,
+        "sum of exp(logit) over all V tokens": near(math.fsum(map(math.exp, logits)), 1e-3),
         "sum of all probabilities": near(1, 1e-5),
         "largest difference from the model's logits": Below(1e-5 * max(map(abs, logits))),
     }
@@ -179,7 +180,7 @@ def stored(bytes_each: int, *shape: int) -> float:
 def test_figure_m5(drawn: Drawn) -> None:
     s = drawn.model.model.spec
     (table,) = drawn.tables
-    assert table.head == ["tokens", "attention weights of one head", "of all, if they were stored", "cache, 16 bits"]
+    assert table.head == ["tokens", "attention weights of one head", "of all, if stored in 32 bits", "cache, 16 bits"]
     lengths = [1024, 2048, 4096]
     lengths += [int(drawn.value)] if drawn.value not in lengths else []
     assert table.rows == [
@@ -215,7 +216,7 @@ def test_figure_m6(drawn: Drawn) -> None:
     expected = [(end, near(loss)) for end, loss in enumerate(losses, 1)]
     assert curves.series == {"one pass": expected, "7 prefixes": expected}
     assert drawn.facts == {
-        "tokens, at most 7": 7,
+        "tokens, of which the figure takes at most 7": 7,
         "mean loss, one pass": near(sum(losses) / 7),
         "largest difference": Below(1e-4),
     }

@@ -112,10 +112,11 @@ def test_figure_t3(drawn: Drawn) -> None:
         ["BPE (this tokenizer)", len(tok), len(ids), 0],
         ["words of Python's manual", len(known), len(words), sum(unknown)],
     ]
+    cut = {len(one): f", the first {LIMIT} of {len(one)}" if len(one) > LIMIT else "" for one in (raw, ids, words)}
     assert drawn.tokens == [
-        ("bytes", unmarked([show_whitespace(bytes([one])) for one in raw[:LIMIT]])),
-        ("BPE tokens", unmarked(labels(ids[:LIMIT], tok))),
-        ("words; marked: unknown", list(zip(words, unknown, strict=True))[:LIMIT]),
+        (f"bytes{cut[len(raw)]}", unmarked([show_whitespace(bytes([one])) for one in raw[:LIMIT]])),
+        (f"BPE tokens{cut[len(ids)]}", unmarked(labels(ids[:LIMIT], tok))),
+        (f"words{cut[len(words)]}; marked: unknown", list(zip(words, unknown, strict=True))[:LIMIT]),
     ]
 
 

@@ -96,6 +96,7 @@ def layer_norm(scene: Scene) -> list[JsonDict]:
         ),
         facts(
             ("sqrt(D)", math.sqrt(len(x))),
+            ("norm of the open model", scene.model.spec.norm.kind),
             ("largest change by the factor", largest_difference(y, again)),
             ("largest difference from torch's", largest_difference(again, module)),
         ),
@@ -117,7 +118,10 @@ def feedforward(scene: Scene) -> list[JsonDict]:
         before = [shapes(x, ("gate", up), ("g", [1, s.d_ff])), shapes(x, ("up", up), ("u", [1, s.d_ff]))]
         neurons = f"{act}(g) ⊙ u"
         why = [
-            sentence(f"Gated: {act}(g) says, neuron by neuron, how much of u passes; it takes the place of ReLU(u).")
+            sentence(
+                f"Gated: {act}(g) says, neuron by neuron, how much of u passes; it takes the place of ReLU(u). "
+                "The line of code below is that of a layer without a gate."
+            )
         ]
     else:
         before, neurons, why = [shapes(x, ("up", up), ("u", [1, s.d_ff]))], f"{act}(u)", []
@@ -275,8 +279,8 @@ def activation_range(scene: Scene) -> list[JsonDict]:
             "this model: the residual stream by layer, and what attention gets of it",
             "layer",
             [
-                ("mean norm", [*range(depth + 1)], [float(one.norm(dim=-1).mean()) for one in stream]),
-                ("largest entry", [*range(depth + 1)], [float(one.abs().max()) for one in stream]),
+                ("mean norm of a token", [*range(depth + 1)], [float(one.norm(dim=-1).mean()) for one in stream]),
+                ("largest entry of any token", [*range(depth + 1)], [float(one.abs().max()) for one in stream]),
                 ("mean norm that attention gets", [*range(depth)], [float(one.norm(dim=-1).mean()) for one in given]),
             ],
             log=True,

@@ -116,6 +116,7 @@ def cross_attention(scene: Scene) -> list[JsonDict]:
             rows=target,
             columns=source,
         ),
+        sentence("A row is where the decoder looks with that token as its last input, to write the next one."),
         facts(
             ("queries, from the decoder", q.shape[1]),
             ("keys, from the encoder", k.shape[1]),
@@ -143,7 +144,7 @@ def head_types(scene: Scene) -> list[JsonDict]:
     heads, even = found["heads"], found["uniform"]
     rows = []
     for kind, said in (
-        ("current_token", "the token itself"),
+        ("current_token", "current token: itself"),
         ("previous", "previous token"),
         ("first", "first token"),
         ("duplicate", "the same token before"),
@@ -166,6 +167,10 @@ def head_types(scene: Scene) -> list[JsonDict]:
             "the type of each head",
             ["layer", *(f"head {i}" for i in range(len(labels[0])))],
             ([layer, *(one.replace("_", " ") for one in row)] for layer, row in enumerate(labels)),
+        ),
+        sentence(
+            "The type of a head is the score that is more than halfway from uniform attention to 1; broad: its "
+            "entropy is within ln 2 of that of uniform attention; none: neither."
         ),
     ]
 

@@ -135,16 +135,21 @@ def moved_information(scene: Scene) -> list[JsonDict]:
     own[reader] = 0
     at, told = scene.labels[reader], scene.labels[source]
     return [
+        *(
+            []
+            if reader == scene.place
+            else [sentence(f"Token {scene.place} cannot show this; “{at}” is taken for it.")]
+        ),
         sentence(
             f"Head {scene.layer}.{scene.head} gives {100 * float(weights[source]):.0f}% of the attention of “{at}” "
-            f"(token {reader}) to “{told}” (token {source}). Its output at “{at}” is replaced by the one of the same "
-            f"text with “{scene.labels[other]}” for “{told}”; everything else stays. What changes is what this head "
-            f"brings to “{at}” of the difference."
+            f"(token {reader}) to “{told}” (token {source}). A second run has “{scene.labels[other]}” in place of "
+            f"“{told}”; what the head writes at “{at}” there is copied into the run of the open text. What changes "
+            f"then has come from “{told}” through this head."
         ),
         matrix(
             f"change of the residual stream when head {scene.layer}.{scene.head} is patched at “{at}”",
             change / change.max().clamp(min=1e-12),
-            rows=[f"after layer {layer}" for layer in range(len(names))],
+            rows=[f"layer {layer}" for layer in range(len(names))],
             columns=scene.labels,
             row=scene.layer,
         ),

@@ -107,12 +107,13 @@ def head_product(scene: Scene) -> list[JsonDict]:
         *why,
         table(
             "the most likely tokens",
-            ["token", "logit: last vector . its row", "P(token | text)"],
+            ["token", "logit: last vector . its row", "P = exp(logit) / sum of exp"],
             ([name, float(product[one]), float(shares[one])] for name, one in zip(names, best, strict=True)),
         ),
         facts(
             ("matrix", "E, transposed (tied)" if tied else "its own (untied)"),
             ("V", len(logits)),
+            ("sum of exp(logit) over all V tokens", float(logits.double().exp().sum())),
             ("sum of all probabilities", float(shares.sum())),
             ("largest difference from the model's logits", largest_difference(product, logits)),
         ),
@@ -177,7 +178,7 @@ def long_contexts(scene: Scene) -> list[JsonDict]:
     return [
         table(
             "one text of so many tokens, in this model's sizes",
-            ["tokens", "attention weights of one head", "of all, if they were stored", "cache, 16 bits"],
+            ["tokens", "attention weights of one head", "of all, if stored in 32 bits", "cache, 16 bits"],
             (
                 [length, length * length, f"{length**2 * s.n_heads * s.n_layers * 4 / 2**20:,.0f} MiB",
                  f"{4 * length * s.n_layers * s.n_kv_heads * s.d_head / 2**20:,.1f} MiB"]
@@ -216,7 +217,7 @@ def parallel_training(scene: Scene) -> list[JsonDict]:
             "loss at each token, in nats", "token", [("one pass", places, one), (f"{count} prefixes", places, many)]
         ),
         facts(
-            (f"tokens, at most {PREFIXES}", count),
+            (f"tokens, of which the figure takes at most {PREFIXES}", count),
             ("mean loss, one pass", sum(one) / count),
             ("largest difference", max(abs(a - b) for a, b in zip(one, many, strict=True))),
         ),

@@ -113,6 +113,10 @@ def three_tokenizations(scene: Scene) -> list[JsonDict]:
     words, known = text.split(), manual_words()
     unknown = [word for word in words if word not in known]
     ids = tok.encode(text, add_special_tokens=False)
+
+    def first(count: int) -> str:
+        return f", the first {LIMIT} of {count}" if count > LIMIT else ""
+
     return [
         *why,
         table(
@@ -124,9 +128,12 @@ def three_tokenizations(scene: Scene) -> list[JsonDict]:
                 ["words of Python's manual", len(known), len(words), len(unknown)],
             ],
         ),
-        tokens("bytes", ((show_whitespace(bytes([one])), False) for one in text.encode(errors="replace")[:LIMIT])),
-        tokens("BPE tokens", ((one, False) for one in token_labels(ids[:LIMIT], tok))),
-        tokens("words; marked: unknown", ((word, word not in known) for word in words[:LIMIT])),
+        tokens(
+            f"bytes{first(len(text.encode(errors='replace')))}",
+            ((show_whitespace(bytes([one])), False) for one in text.encode(errors="replace")[:LIMIT]),
+        ),
+        tokens(f"BPE tokens{first(len(ids))}", ((one, False) for one in token_labels(ids[:LIMIT], tok))),
+        tokens(f"words{first(len(words))}; marked: unknown", ((word, word not in known) for word in words[:LIMIT])),
     ]
 
 
@@ -242,5 +249,5 @@ FIGURES = {
     "T3": Figure(three_tokenizations, ("pass",)),
     "T4": Figure(merges, ("pass",), MERGES, limit=lambda scene: len(learned(scene, int(MERGES.high)))),
     "T5": Figure(characters_per_token, ("pass",)),
-    "T6": Figure(typo, ("pass",), Control("the wrong letter", 4, 0, 80)),
+    "T6": Figure(typo, ("pass",), Control("the wrong letter", 4, 0, 80), limit=lambda scene: len(text_of(scene)) - 1),
 }

@@ -227,6 +227,8 @@ function softmaxTerms(found) {
     sign(")"),
     sign("="),
     term(Math.exp(found.score - found.largest), "exp"),
+    sign(";"),
+    term(Math.exp(found.score - found.largest), "exp"),
     sign("÷"),
     term(found.total, "sum of exp", "pair-total"),
     sign("="),

@@ -26,7 +26,7 @@ function number(value) {
  * @returns {HTMLElement}
  */
 function bars(piece) {
-  const most = piece.most || Math.max(...piece.rows.map(([, value]) => Math.abs(value)), 1e-12);
+  const most = piece.most || Math.max(...piece.rows.map(([, value]) => Math.abs(value))) || 1;
   const rows = piece.rows.map(([name, value]) => ({
     name,
     value,

@@ -64,7 +64,8 @@ class Notes {
         h(
           "p",
           { class: "about" },
-          "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know. Token, layer and head are selected above.",
+          "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know.",
+          isSaved ? null : " Token, layer and head are selected above.",
         ),
         this.examples,
         this.index,

@@ -66,7 +66,11 @@ async function stage(context, flow, part, layer, place, zoom) {
       "div",
       { class: "flow-stage part", data: { part } },
       title,
-      h("p", { class: "quiet" }, `${context.model.d_ff} neurons read this column alone; no other token comes in.`),
+      h(
+        "p",
+        { class: "quiet" },
+        `${context.model.d_ff} neurons, each of which looks for a pattern in this column and adds a vector of its own where it finds it; no other token comes in.`,
+      ),
     );
   const found = await context.request("layer_heads", {
     forward_pass: context.forwardPass(),
@@ -94,7 +98,7 @@ async function stage(context, flow, part, layer, place, zoom) {
             {},
             h("th", { scope: "col" }, "head"),
             h("th", { scope: "col" }, "adds"),
-            h("th", { scope: "col" }, "from (attention weight)"),
+            h("th", { scope: "col" }, "moves most from (token, attention weight)"),
           ),
         ),
         h(
@@ -134,6 +138,7 @@ async function stage(context, flow, part, layer, place, zoom) {
                       "aria-label": `${flow.keyToken(part, key).text}, token ${key}: how its weight is computed`,
                       on: { click: () => zoom({ layer, head: one.head, key, site: flow.site(part), product: true }) },
                     }),
+                    h("span", { class: "quiet" }, `${key}, `),
                     h("span", { class: "figure quiet", data: { value: weight, key } }, percent(weight)),
                   );
                 }),

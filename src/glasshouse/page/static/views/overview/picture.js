@@ -255,8 +255,8 @@ function arcs(placed, part, layer, [bottom, top], { places, lit, memory, memoryT
         s(
           "title",
           {},
-          `${PARTS[part]} head ${layer}.${one.head} adds ${percent(one.share)} at ${flow.tokens[place].text}, mostly from ` +
-            `${key.text} (attention weight ${percent(one.weight)})`,
+          `${PARTS[part]} head ${layer}.${one.head} adds ${percent(one.share)} at ${flow.tokens[place].text}; it moves most from ` +
+            `${key.text}, token ${one.key} (attention weight ${percent(one.weight)})`,
         ),
       );
     });

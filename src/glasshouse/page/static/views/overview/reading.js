@@ -19,21 +19,31 @@ export function outcome(context, next) {
   const place = context.row[context.token];
   if (!next) return panel("Out", `${context.headSentence}: what comes out is the vector of each token.`);
   const { model } = context;
+  const candidates = next.candidates.map((one) => ({
+    name: model.predicts_tokens ? token(one) : one.text,
+    share: one.probability,
+    value: one.probability,
+    text: percent(one.probability),
+    title: one.text,
+    class: one.id === next.actual_next ? "true" : "",
+    data: { id: one.id },
+  }));
+  const rest = Math.max(0, 1 - next.candidates.reduce((sum, one) => sum + one.probability, 0));
+  const others = {
+    name: "all others",
+    share: rest,
+    value: rest,
+    text: percent(rest),
+    title: "all other tokens",
+    data: {},
+  };
   const node = panel(
     "Out",
     null,
-    bars(
-      next.candidates.map((one) => ({
-        name: model.predicts_tokens ? token(one) : one.text,
-        share: one.probability,
-        value: one.probability,
-        text: percent(one.probability),
-        title: one.text,
-        class: one.id === next.actual_next ? "true" : "",
-        data: { id: one.id },
-      })),
-      { label: context.predictionsTitle.toLowerCase(), full: "100%" },
-    ),
+    bars(model.predicts_tokens ? [...candidates, others] : candidates, {
+      label: context.predictionsTitle.toLowerCase(),
+      full: "100%",
+    }),
   );
   put(
     /** @type {HTMLElement} */ (node.querySelector("h2")),
@@ -64,7 +74,10 @@ export function reasons(flow, next, lens, found, zoom) {
     .sort((a, b) => b.value - a.value)
     .slice(0, REASONS)
     .filter((one) => one.value > 0);
-  const most = list[0]?.value || 1;
+  const rest = found.logit - list.reduce((sum, one) => sum + one.value, 0);
+  const most = Math.max(list[0]?.value ?? 0, Math.abs(rest)) || 1;
+  /** @type {ReturnType<typeof contributions>[0]} */
+  const others = { name: "all others", title: "all other parts, some of which push it down", value: rest };
   const when =
     since === lens.layers.length - 1
       ? "only the last layer turns the stream to it"
@@ -75,16 +88,17 @@ export function reasons(flow, next, lens, found, zoom) {
     `Why ${JSON.stringify(best.text)}?`,
     `Its logit is ${short(found.logit)}, the sum of what every part has added; ${when}. The largest parts (head 1.3: head 3 of layer 1; ffn: feed-forward):`,
     bars(
-      list.map((one) => ({
+      [...list, others].map((one) => ({
         name: one.name,
-        share: one.value / most,
+        share: Math.abs(one.value) / most,
         value: one.value,
-        text: `+${short(one.value)}`,
+        text: signed(one.value),
         title: one.title,
+        class: one.value < 0 ? "less" : "",
         onclick: one.where && (() => zoom(/** @type {Zoom} */ (one.where))),
         data: { part: one.name },
       })),
-      { label: "largest contributions to the logit", full: `+${short(most)}, the largest` },
+      { label: "largest contributions to the logit", full: `${short(most)}, the largest` },
     ),
   );
 }
@@ -197,7 +211,7 @@ export function byLayer(context, flow, lens, found, zoom) {
           h("th", { scope: "col" }, "layer"),
           flow.parts.map((part) => h("th", { scope: "col" }, PARTS[part])),
           lens ? h("th", { scope: "col" }, "stream then predicts") : null,
-          logits ? h("th", { scope: "col" }, "adds to the logit") : null,
+          logits ? h("th", { scope: "col" }, "adds to the logit of ", found && token(found.token)) : null,
         ),
       ),
       h("tbody", {}, rows),

@@ -1,7 +1,7 @@
 // Overview: the whole model for the present text, from the tokens to the predictions; then a layer, a head, a product.
 
 import { preamble, within } from "glasshouse/code.js";
-import { onTheme } from "glasshouse/colour.js";
+import { headColour, onTheme } from "glasshouse/colour.js";
 import { h, put, reveal } from "glasshouse/dom.js";
 import { percent, plural } from "glasshouse/number.js";
 import { panel, python, token } from "glasshouse/widgets.js";
@@ -60,7 +60,7 @@ export function mount(context, root) {
     const side = h("div", { class: "column" });
     const layers = panel(
       "What each layer adds at ",
-      "“Adds 25%”: the length of what is added is 25% of that and the length of the stream together. The head named is the one that adds most by length; “Why” above goes by the effect on one logit.",
+      "“Adds 25%”: the vector that is added has a quarter of the length of both, it and the stream that it is added to (length ÷ (length + length of the stream)). The head named is the one that adds most by length; “Why” above goes by the effect on one logit.",
     );
     layers.querySelector("h2")?.append(token(context.row[context.token], { class: "selected" }));
     put(body, h("div", { class: "whole" }, node, side), layers);
@@ -208,7 +208,8 @@ function sentence(context, flow) {
     (causal
       ? ` ${source ? "In the decoder" : "Here"} a token reads itself and earlier tokens, never later ones.`
       : " A token reads all others, before and after it.") +
-    source
+    source +
+    " Layers, heads and tokens are counted from 0."
   );
 }
 
@@ -221,12 +222,20 @@ function legend(flow) {
       "span",
       {},
       h("i", { class: "own-arc" }),
-      "arcs into the selected column: its heads, each from where it reads most",
+      "arcs into the selected column: its heads, each from the token of which it moves most (attention weight × value)",
     ),
     h("span", {}, h("i", { class: "other-arc" }), "elsewhere the strongest head alone"),
     h("span", {}, h("i", { class: "ffn-box" }), "feed-forward"),
     h("span", {}, "thicker, darker: more is added, as a share of itself and the stream (arcs: its square root)"),
-    h("span", {}, `${plural(flow.nHeads, "head")} a layer, each with its colour`),
+    h(
+      "span",
+      {},
+      `${plural(flow.nHeads, "head")} a layer, by colour: `,
+      Array.from({ length: flow.nHeads }, (_, head) => [
+        h("i", { class: "swatch", style: { background: headColour(head, flow.nHeads) } }),
+        `${head} `,
+      ]),
+    ),
   );
 }
 
