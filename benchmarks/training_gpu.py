@@ -139,7 +139,7 @@ class StepTimer(SilentReporter):
 def run_settings(model: dict[str, Any], folder: Path, args: argparse.Namespace, steps: int) -> gh.Run:
     train: dict[str, Any] = {"steps": steps, "batch_tokens": args.batch_tokens, "grad_accum": args.grad_accum}
     train |= {"eval_every": 10**6, "save_every": 10**6, "eval_samples": 1, "sample_prompts": 0, "out": str(folder)}
-    train |= {"keep_snapshots": 0, "lr": 1e-4, "schedule": "constant"}
+    train |= {"keep_snapshots": 0, "lr": 1e-4, "schedule": "constant", "compile": "yes"}  # as in a long run
     data = {"path": "stdlib", "seq_len": CONTEXT, "tokenizer": str(args.tokenizer)}
     return gh.Run.from_dict({"model": model, "data": data, "train": train})
 

@@ -21,6 +21,8 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", 
 CPU_INFO = Path("/proc/cpuinfo")  # Linux
 NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the flags of x86, and the feature of ARM
 MIN_SECONDS = 0.02  # seconds; long enough that launch overhead and clock resolution do not matter
+# Of a large 16-bit matmul, by the first compute capability that has it, the newest first.
+MULTIPROCESSOR_FLOPS = {(10, 0): 10e12, (9, 0): 5.3e12, (8, 6): 1.2e12, (8, 0): 2.3e12, (0, 0): 0.8e12}
 
 
 def fastest() -> torch.device:
@@ -161,6 +163,13 @@ def is_out_of_memory(error: Exception) -> bool:
 def compiles_by_default(device: torch.device) -> bool:
     """Return whether steps are compiled by default; on a CPU, compiling takes a minute."""
     return device.type == "cuda"
+
+
+def nominal_flops(device: torch.device) -> float:
+    """Return about the FLOPS of a large 16-bit matmul on a CUDA device, by what it is: the same each time."""
+    capability = torch.cuda.get_device_capability(device)
+    rate = next(rate for since, rate in MULTIPROCESSOR_FLOPS.items() if capability >= since)
+    return rate * torch.cuda.get_device_properties(device).multi_processor_count
 
 
 def find_cpp_compiler() -> str | None:

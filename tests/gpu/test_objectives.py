@@ -56,7 +56,7 @@ def test_a_run_is_nearly_that_of_the_cpu(kind: str, tmp_path: Path) -> None:
     if kind == "distillation":
         fields = {"teacher": str(save_teacher(tmp_path))}
     losses, metrics = [], []
-    for device, more in (("cpu", {"precision": "float32"}), ("cuda", {})):
+    for device, more in (("cpu", {"precision": "float32"}), ("cuda", {"compile": "yes"})):
         train: dict[str, Any] = {
             **{"objective": {"kind": kind, **fields}, "steps": 24, "batch_tokens": 1024, "lr": 0.001},
             **{"eval_every": 24, "save_every": 24, "device": device, "out": str(tmp_path / device), **more},

@@ -15,6 +15,7 @@ from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
 from glasshouse.models import Model, count_parameters
+from glasshouse.models.stack import Stack
 from glasshouse.objectives import Objective, find_objective
 from glasshouse.objectives.registry import model_objective
 from glasshouse.training.checkpoint.folder import METRICS
@@ -36,6 +37,10 @@ from glasshouse.training.signals import Signals
 from glasshouse.training.step import EMA, ShardedTrainStep, TrainStep
 from glasshouse.training.trainer import Callback, Trainer
 
+# Of `train.compile = "auto"`, measured on an H200 (docs/lab/training-gpu.md).
+UTILIZATION = 0.4  # of the FLOPS, in an eager step that does not wait for launches
+LAUNCH_SECONDS = 0.0025  # of a block, with its backward pass and update
+REPAID_SECONDS = 300.0  # of steps: compiling takes 16 to 40 s, and saves 6% or more
 USABLE_UNMEASURED = 0.5  # of memory in float32 and float16, whose plans no GPU has shown; a CPU's is shared
 
 
@@ -76,7 +81,11 @@ def build_trainer(
         on_fallback=lambda reason: reporter.log(f"not compiled: {reason}"),
     )
     if choice.compile == "yes" or (choice.compile == "auto" and machine.compiles_by_default(device)):
-        if (obstacle := machine.compile_obstacle(device)) is None:
+        obstacle = machine.compile_obstacle(device)
+        # Several processes share the time; and what they would need uncompiled is not planned for.
+        if obstacle is None and choice.compile == "auto" and not processes.is_parallel:
+            obstacle = _compile_waste(model, choice.batch_tokens, steps, machine.nominal_flops(device))
+        if obstacle is None:
             train_step.compile()
         else:
             train_step.on_fallback(obstacle)
@@ -177,6 +186,30 @@ def _make_data(
         if datasets.validation.folder != datasets.train.folder:
             raise
         raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
+
+
+def _compile_waste(model: Model, batch_tokens: int, steps: int, flops: float) -> str | None:
+    """Return why compiling would take more time than it saves, or None if it pays."""
+    blocks = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
+    if compile_pays(count_parameters(model.spec), blocks, batch_tokens, steps, flops):
+        return None
+    return (
+        f"it would take longer than it saves in {_count(steps, 'step')} (train.compile=yes to compile all the same)"
+    )
+
+
+def compile_pays(n_parameters: int, n_blocks: int, batch_tokens: int, steps: int, flops: float) -> bool:
+    """Return whether compiling saves more than it takes, on a device of so many FLOPS.
+
+    By arithmetic and not by a measurement, so that a resumed run does what an uninterrupted one does. A step that
+    waits for its launches gains nothing: compiled code has guards to check, and launches of its own.
+
+    >>> gpt2 = {"n_parameters": 124_000_000, "n_blocks": 12, "batch_tokens": 65_536, "flops": 7e14}
+    >>> compile_pays(**gpt2, steps=200), compile_pays(**gpt2, steps=20_000)
+    (False, True)
+    """
+    seconds = 6 * n_parameters * batch_tokens / (UTILIZATION * flops)
+    return seconds > LAUNCH_SECONDS * n_blocks and steps * seconds > REPAID_SECONDS
 
 
 def estimate_grad_accum(
