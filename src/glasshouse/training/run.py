@@ -135,9 +135,8 @@ class Train(Settings):
     device: str = "auto"  # cpu, cuda or mps; auto: the fastest
     # mixed precision; auto: bfloat16 on CUDA, or else float16; float32 elsewhere; fp8: bfloat16, linear layers in fp8
     precision: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
-    compile: Literal["auto", "yes", "no"] = (
-        "auto"  # torch.compile; auto: on a CUDA device, if it saves more than it takes
-    )
+    # torch.compile; auto: on a CUDA device, if it saves more time than it takes
+    compile: Literal["auto", "yes", "no"] = "auto"
     parallel: Parallel = field(default=Parallel(), metadata={"omit_default": True})  # how processes share the model
     workers: int = 1  # threads that prefetch batches; 0: none
 
