@@ -21,7 +21,7 @@ OUT_OF_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", 
 CPU_INFO = Path("/proc/cpuinfo")  # Linux
 NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the flags of x86, and the feature of ARM
 MIN_SECONDS = 0.02  # seconds; long enough that launch overhead and clock resolution do not matter
-# Of a large 16-bit matmul, by the first compute capability that has it, the newest first.
+# Of a large 16-bit matmul, by the first compute capability that has it, the newest first; data sheets, not measured.
 MULTIPROCESSOR_FLOPS = {(10, 0): 10e12, (9, 0): 5.3e12, (8, 6): 1.2e12, (8, 0): 2.3e12, (0, 0): 0.8e12}
 
 
