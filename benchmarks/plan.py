@@ -124,7 +124,7 @@ def measure(case: Case) -> dict[str, Any]:
         loss_fn=compute_loss,
         defer_logits=True,
         precision=torch.bfloat16,
-        on_fallback=lambda reason: print(f"  not compiled: {reason}", flush=True),
+        on_fallback=lambda reason: print(f"  {reason}", flush=True),
     )
     step.compile()
     size = (case.rows * case.grad_accum, case.seq_len + 1)

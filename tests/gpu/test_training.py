@@ -60,7 +60,7 @@ def test_no_step_updates_the_weights_until_a_nonfinite_one_is_read(choice: AdamW
 
     factors = iter([1.0, torch.nan, 1.0, 1.0, 1.0])
     real = poisoned.loss_fn
-    poisoned._compute_loss = lambda *inputs: real(*inputs) * next(factors)
+    poisoned.loss_fn = lambda *inputs: real(*inputs) * next(factors)
     first, bad = poisoned.launch(good[0]), poisoned.launch(good[1])
     before = [weight.clone() for weight in poisoned.model.parameters()]
     void = poisoned.launch(good[2])

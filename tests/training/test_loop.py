@@ -480,12 +480,11 @@ def test_a_compile_error_falls_back_to_eager(
 ) -> None:
     from torch._dynamo.exc import BackendCompilerFailed
 
-    class Broken(nn.Module):
-        def forward(self, *_: object, **__: object) -> torch.Tensor:
-            raise BackendCompilerFailed(torch.compile, RuntimeError("no such instruction"), None)
+    def broken(*_: object) -> torch.Tensor:
+        raise BackendCompilerFailed(torch.compile, RuntimeError("no such instruction"), None)
 
     put_run()
-    monkeypatch.setattr(torch, "compile", lambda model: Broken())
+    monkeypatch.setattr(torch, "compile", lambda forward: broken)
     monkeypatch.setattr("glasshouse.device.compile_obstacle", lambda device: None)
     reporter = RecordingReporter()
     train(Run.from_dict(table(data_folder, compile="yes")), reporter)

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 
@@ -57,6 +58,27 @@ class Batch:
         return self._each(
             lambda tensor: tensor if tensor.is_cuda else tensor.pin_memory().to(device, non_blocking=True)
         )
+
+    def padded(self, multiple: int, max_len: int | None = None) -> Batch:
+        """Pad sequences that have lengths to a width that is a multiple, or to `max_len` if that is less.
+
+        >>> ids = torch.tensor([[1, 2, 3], [4, 5, 0]])
+        >>> batch = Batch(ids, targets=ids, loss_mask=ids > 0, lengths=torch.tensor([3, 2]))
+        >>> [batch.padded(multiple, max_len=6).ids.shape[1] for multiple in (1, 4, 8)]
+        [3, 4, 6]
+        """
+
+        def pad(tensor: Tensor) -> Tensor:
+            width = tensor.shape[1]
+            wanted = -(-width // multiple) * multiple
+            more = max(0, (wanted if max_len is None else min(wanted, max_len)) - width)
+            return F.pad(tensor, (0, more)) if more else tensor
+
+        names = [] if self.source_lengths is None else ["source"]
+        if self.lengths is not None:
+            alike = (each.name for each in fields(self) if each.name not in ("source", "target_positions"))
+            names += [name for name in alike if getattr(getattr(self, name), "shape", None) == self.ids.shape]
+        return replace(self, **{name: pad(getattr(self, name)) for name in names})
 
     def microbatches(self, count: int) -> list[Batch]:
         """Split into micro-batches of equal size, for gradient accumulation."""

@@ -491,15 +491,14 @@ class Trainer:
         """Write nonfinite.json; then stop, or roll back to the last checkpoint and skip the batch."""
         self._ahead = None  # a step launched after it has updated nothing
         choice, path = self.run.train, self.folder / NONFINITE
-        with self.train_step.eager():
-            located = locate_in_micro_batches(
-                self.model,
-                batch.to(self.device),
-                self.state.grad_accum,
-                choice.label_smoothing,
-                self.train_step.precision,
-                self.objective.loss,
-            )
+        located = locate_in_micro_batches(
+            self.model,
+            batch.to(self.device),
+            self.state.grad_accum,
+            choice.label_smoothing,
+            self.train_step.precision,
+            self.objective.loss,
+        )
         origins = [self.batches.samples.origin(sample) for sample in self.batches.sample_indices(number)]
         where, origins = first_located(self.processes.gather((located, origins)))
         found = {"step": step, "batch": number, "error": str(error), "location": where, "sources": origins}

@@ -15,7 +15,6 @@ from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
 from glasshouse.models import Model, count_parameters
-from glasshouse.models.stack import Stack
 from glasshouse.objectives import Objective, find_objective
 from glasshouse.objectives.registry import model_objective
 from glasshouse.training.checkpoint.folder import METRICS
@@ -27,20 +26,16 @@ from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.checkpoint_log import CheckpointLog, Probes, first_texts, make_prompts
 from glasshouse.training.logging.journal import Journal
 from glasshouse.training.logging.progress import ProgressReporter, Throughput
-from glasshouse.training.optimizer import make_optimizer
 from glasshouse.training.plan.training import USABLE, choose_grad_accum, run_memory
 from glasshouse.training.run import Pretrained, Run, Train
 from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets, describe_tokens
+from glasshouse.training.setup.execution import describe_execution, make_train_step
 from glasshouse.training.setup.model import make_initial_model
 from glasshouse.training.setup.resolve import Resolved, check_objective
 from glasshouse.training.signals import Signals
-from glasshouse.training.step import EMA, ShardedTrainStep, TrainStep
+from glasshouse.training.step import EMA
 from glasshouse.training.trainer import Callback, Trainer
 
-# Of `train.compile = "auto"`, measured on an H200 (docs/lab/training-gpu.md).
-UTILIZATION = 0.4  # of the FLOPS, in an eager step that does not wait for launches
-LAUNCH_SECONDS = 0.0025  # of a block, with its backward pass and update
-REPAID_SECONDS = 300.0  # of steps: compiling takes 16 to 40 s, and saves 6% or more
 USABLE_UNMEASURED = 0.5  # of memory in float32 and float16, whose plans no GPU has shown; a CPU's is shared
 
 
@@ -66,29 +61,7 @@ def build_trainer(
             f"the warm-up is shortened from {choice.schedule.warmup} steps to {schedule.warmup}, as train.epochs of "
             f"{choice.epochs:g} are {_count(steps, 'step')}"
         )
-    train_step = (ShardedTrainStep if processes.is_parallel else TrainStep)(
-        model,
-        custom.make_optimizer(model, lambda: make_optimizer(model, choice.chosen_optimizer())),
-        grad_clip=choice.grad_clip or None,
-        loss_fn=objective.loss,
-        label_smoothing=choice.label_smoothing,
-        defer_logits=getattr(objective.loss, "__func__", None) is Objective.loss,
-        precision=precision,
-        float8=choice.precision == "fp8",
-        reduce=processes.sum,
-        # Several processes must stop at the same point: the loop asks them all before a step.
-        on_micro_batch=(lambda: None) if processes.is_parallel else signals.check,
-        on_fallback=lambda reason: reporter.log(f"not compiled: {reason}"),
-    )
-    if choice.compile == "yes" or (choice.compile == "auto" and machine.compiles_by_default(device)):
-        obstacle = machine.compile_obstacle(device)
-        # Several processes share the time; and what they would need uncompiled is not planned for.
-        if obstacle is None and choice.compile == "auto" and not processes.is_parallel:
-            obstacle = _compile_waste(model, choice.batch_tokens, steps, machine.nominal_flops(device))
-        if obstacle is None:
-            train_step.compile()
-        else:
-            train_step.on_fallback(obstacle)
+    train_step = make_train_step(resolved, model, objective, steps, reporter, signals)
     ema = EMA(model, choice.ema) if choice.ema else None
     layout = SINGLE
     if processes.is_parallel:
@@ -188,30 +161,6 @@ def _make_data(
         raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
 
 
-def _compile_waste(model: Model, batch_tokens: int, steps: int, flops: float) -> str | None:
-    """Return why compiling would take more time than it saves, or None if it pays."""
-    blocks = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
-    if compile_pays(count_parameters(model.spec), blocks, batch_tokens, steps, flops):
-        return None
-    return (
-        f"it would take longer than it saves in {_count(steps, 'step')} (train.compile=yes to compile all the same)"
-    )
-
-
-def compile_pays(n_parameters: int, n_blocks: int, batch_tokens: int, steps: int, flops: float) -> bool:
-    """Return whether compiling saves more than it takes, on a device of so many FLOPS.
-
-    By arithmetic and not by a measurement, so that a resumed run does what an uninterrupted one does. A step that
-    waits for its launches gains nothing: compiled code has guards to check, and launches of its own.
-
-    >>> gpt2 = {"n_parameters": 124_000_000, "n_blocks": 12, "batch_tokens": 65_536, "flops": 7e14}
-    >>> compile_pays(**gpt2, steps=200), compile_pays(**gpt2, steps=20_000)
-    (False, True)
-    """
-    seconds = 6 * n_parameters * batch_tokens / (UTILIZATION * flops)
-    return seconds > LAUNCH_SECONDS * n_blocks and steps * seconds > REPAID_SECONDS
-
-
 def estimate_grad_accum(
     model: Model,
     choice: Train,
@@ -257,7 +206,7 @@ def describe(trainer: Trainer) -> list[str]:
         f"{source}: {total:,} parameters{of_which}",
         f"tokens   {describe_tokens(datasets)}{longer}",
         f"device   {named}, {str(trainer.train_step.precision).removeprefix('torch.')}"
-        f"{' and fp8' if run.train.precision == 'fp8' else ''}{', compiled' if trainer.train_step.compiled else ''}",
+        f"{' and fp8' if run.train.precision == 'fp8' else ''}{describe_execution(trainer.train_step)}",
         *([f"loss     {_describe_objective(trainer)}"] if run.train.objective else []),
         f"steps    {trainer.steps:,} of about {run.train.batch_tokens:,} tokens in "
         f"{_count(batch_size, noun)}{epochs}",

@@ -1,0 +1,121 @@
+"""How the steps of a run are executed: eagerly, with compiled blocks, by CUDA graphs, or in several processes."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from torch import nn
+
+from glasshouse import device as machine
+from glasshouse.models import Model, count_parameters
+from glasshouse.models.stack import Stack
+from glasshouse.objectives import Objective
+from glasshouse.training.graphed_step import GraphedTrainStep
+from glasshouse.training.logging.progress import ProgressReporter
+from glasshouse.training.optimizer import make_optimizer
+from glasshouse.training.setup.resolve import Resolved
+from glasshouse.training.signals import Signals
+from glasshouse.training.step import ShardedTrainStep, TrainStep
+
+Execution = Literal["eager", "compiled", "graphs"]
+
+# Of `train.compile = "auto"`, measured on an H200 (docs/lab/training-gpu.md).
+UTILIZATION = 0.4  # of the FLOPS, in an eager step that does not wait for launches
+LAUNCH_SECONDS = 0.0025  # of a block, with its backward pass and update
+REPAID_SECONDS = 60.0  # of steps: compiling takes 2 to 6 s, and saves 6% (GPT-2) to 28% (a Llama) of them
+WASTE = "take longer than it saves (train.compile=yes to compile all the same)"
+
+
+def make_train_step(
+    resolved: Resolved,
+    model: Model,
+    objective: Objective[Any],
+    steps: int,
+    reporter: ProgressReporter,
+    signals: Signals,
+) -> TrainStep:
+    """Build the training step of a run, which updates the model by batches."""
+    choice, processes = resolved.run.train, resolved.processes
+    execution, reason = choose_execution(resolved, model, objective, steps)
+    if reason is not None:
+        reporter.log(f"not compiled: {reason}")
+    make = ShardedTrainStep if processes.is_parallel else GraphedTrainStep if execution == "graphs" else TrainStep
+    step = make(
+        model,
+        resolved.custom.make_optimizer(model, lambda: make_optimizer(model, choice.chosen_optimizer())),
+        grad_clip=choice.grad_clip or None,
+        loss_fn=objective.loss,
+        label_smoothing=choice.label_smoothing,
+        defer_logits=getattr(objective.loss, "__func__", None) is Objective.loss,
+        precision=resolved.precision,
+        float8=choice.precision == "fp8",
+        reduce=processes.sum,
+        # Several processes must stop at the same point: the loop asks them all before a step.
+        on_micro_batch=(lambda: None) if processes.is_parallel else signals.check,
+        on_fallback=reporter.log,
+    )
+    if execution == "compiled":
+        step.compile()
+    return step
+
+
+def choose_execution(
+    resolved: Resolved, model: Model, objective: Objective[Any], steps: int
+) -> tuple[Execution, str | None]:
+    """Return how to execute the steps of a run, and why they are not compiled where that may be expected."""
+    choice, device = resolved.run.train, resolved.device
+    if choice.compile == "no" or (choice.compile == "auto" and not machine.compiles_by_default(device)):
+        return "eager", None
+    # Several processes share the time; and what they would need uncompiled is not planned for.
+    if choice.compile == "auto" and not resolved.processes.is_parallel:
+        blocks = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
+        flops = machine.nominal_flops(device)
+        execution = fastest_execution(count_parameters(model.spec), blocks, choice.batch_tokens, steps, flops)
+        if execution == "graphs" and is_known_code(model, objective):
+            return "graphs", None
+        if execution != "compiled":
+            return "eager", f"in {steps:,} steps it would {WASTE}"
+    obstacle = machine.compile_obstacle(device)
+    return ("compiled", None) if obstacle is None else ("eager", obstacle)
+
+
+def fastest_execution(n_parameters: int, n_blocks: int, batch_tokens: int, steps: int, flops: float) -> Execution:
+    """Return the execution that ends a run first, on a device of so many FLOPS.
+
+    By arithmetic and not by a measurement, so that a resumed run does what an uninterrupted one does.
+
+    >>> gpt2 = {"n_parameters": 124_000_000, "n_blocks": 12, "batch_tokens": 65_536, "flops": 7e14}
+    >>> fastest_execution(**gpt2, steps=200), fastest_execution(**gpt2, steps=20_000)
+    ('eager', 'compiled')
+    >>> fastest_execution(**{**gpt2, "batch_tokens": 4096}, steps=200)
+    'graphs'
+    """
+    seconds = 6 * n_parameters * batch_tokens / (UTILIZATION * flops)
+    if seconds < LAUNCH_SECONDS * n_blocks:
+        return "graphs"
+    return "compiled" if steps * seconds > REPAID_SECONDS else "eager"
+
+
+def is_known_code(model: nn.Module, objective: Objective[Any]) -> bool:
+    """Return whether all code of a step is this package's or torch's, which does the same in every step.
+
+    >>> import glasshouse as gh
+    >>> from glasshouse.objectives import CausalLM
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> is_known_code(model, CausalLM())
+    True
+    >>> _ = model.stack.register_forward_hook(print)
+    >>> is_known_code(model, CausalLM())
+    False
+    """
+    modules = list(model.modules())
+    hooked = any(one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in modules)
+    sources = {type(one).__module__ for one in modules} | {type(objective).__module__, objective.loss.__module__}
+    return not hooked and {source.partition(".")[0] for source in sources} <= {"glasshouse", "torch"}
+
+
+def describe_execution(step: TrainStep) -> str:
+    """Return how the steps are executed, for the header of a run: empty for eager mode."""
+    if isinstance(step, GraphedTrainStep) and step.runs_ahead:
+        return ", CUDA graphs"
+    return ", compiled" if step.compiled else ""
