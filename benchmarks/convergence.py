@@ -133,10 +133,10 @@ def shakespeare_precision(data: Path, out: Path, seed: int) -> None:
         )
 
 
-def shakespeare_best(data: Path, out: Path, seed: int) -> None:
-    """Train a modern architecture of the same width and depth (rotary, SwiGLU, Muon, EMA), in half the steps."""
+def characters_settings(data: Path) -> Settings:
+    """Return the settings of a modern architecture of nanoGPT's width and depth (rotary, SwiGLU, Muon, EMA)."""
     drop = {"dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2}
-    settings = {
+    return {
         "model": {"preset": "modern-small", "n_kv_heads": 6, **drop},
         "data": {"path": str(data / "shakespeare" / "input.txt"), **CHARACTERS},
         "train": {
@@ -153,9 +153,14 @@ def shakespeare_best(data: Path, out: Path, seed: int) -> None:
             "eval_every": 250,
             "eval_samples": 10**6,
             "patience": 1000,
-            "seed": seed,
         },
     }
+
+
+def shakespeare_best(data: Path, out: Path, seed: int) -> None:
+    """Train a modern architecture in half of nanoGPT's steps."""
+    settings = characters_settings(data)
+    settings["train"]["seed"] = seed
     result, seconds = run(f"shakespeare-best-{seed}", settings, out)
     show("shakespeare-best", loss=f"{result.report.metrics['loss']:.4f}", steps=2500, seconds=f"{seconds:.0f}")
     keep("shakespeare-best", result.report.metrics["loss"], 4, "nats")
@@ -165,10 +170,9 @@ def shakespeare_best(data: Path, out: Path, seed: int) -> None:
 # German to English
 
 
-def multi30k(data: Path, out: Path, seed: int) -> None:
-    """Train an encoder-decoder on 29,000 captions, and translate the test set with beam search."""
-    folder = data / "multi30k"
-    settings = {
+def translation_settings(folder: Path) -> Settings:
+    """Return the settings of an encoder-decoder on 29,000 captions."""
+    return {
         "model": {
             "preset": "vaswani-base",
             "d_model": 256,
@@ -196,9 +200,15 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
             "schedule": {"kind": "linear", "warmup": 400, "final_factor": 0.0},
             "ema": 0.998,
             "eval_every": 500,
-            "seed": seed,
         },
     }
+
+
+def multi30k(data: Path, out: Path, seed: int) -> None:
+    """Train an encoder-decoder on 29,000 captions, and translate the test set with beam search."""
+    folder = data / "multi30k"
+    settings = translation_settings(folder)
+    settings["train"]["seed"] = seed
     result, seconds = run(f"multi30k-{seed}", settings, out)
     sources, references = ((folder / f"test_2016_flickr.{side}").read_text().splitlines() for side in ("de", "en"))
     tok = result.datasets.tok
