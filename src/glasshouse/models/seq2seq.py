@@ -77,7 +77,7 @@ class Seq2Seq(nn.Module):
             source_layout = make_layout(source, lengths=lengths, mask=mask, documents=documents)
             memory = self.encoder(self.token_embedding(source, "source"), source_layout)
             if cache is not None:
-                self._cache_source(memory, source_layout, cache)
+                self._cache_source(memory, source_layout, cache.source)
         elif cache is None or cache.source is None or not cache.source.filled:
             raise InputError("source is None, but no source is cached; give a source.")
         elif not (lengths is mask is documents is None):
@@ -89,17 +89,24 @@ class Seq2Seq(nn.Module):
             x = x[:, logits_to_keep]
         return self.head(x, layout, self.token_embedding.table.weight)
 
-    def encode_source(self, source: Tensor, cache: CacheView, *, lengths: Tensor | None = None) -> None:
-        """Encode a source [B, S] into the cache; later calls then take None for the source."""
-        layout = make_layout(source, lengths=lengths)
-        self._cache_source(self.encoder(self.token_embedding(source, "source"), layout), layout, cache)
+    def encode_source(
+        self, source: Tensor, cache: CacheView, *, lengths: Tensor | None = None, rows: Tensor | None = None
+    ) -> None:
+        """Encode a source [B, S] into the cache, by default into all of its rows, or else into `rows` [B].
 
-    def _cache_source(self, memory: Tensor, layout: Layout, cache: CacheView) -> None:
-        if cache.source is None:
+        Later calls then take None for the source.
+        """
+        layout = make_layout(source, lengths=lengths)
+        memory = self.encoder(self.token_embedding(source, "source"), layout)
+        cached = cache.source if cache.source is None or rows is None else cache.source.at(rows)
+        self._cache_source(memory, layout, cached)
+
+    def _cache_source(self, memory: Tensor, layout: Layout, cached: SourceCache | None) -> None:
+        if cached is None:
             raise InputError("the cache has no room for a source; make one with this model's make_cache.")
-        cache.source.store_layout(layout)
+        cached.store_layout(layout)
         for index, layer in enumerate(self.decoder.attention_layers("cross")):
-            cache.source.store(index, *layer.project_source(memory))
+            cached.store(index, *layer.project_source(memory))
 
     def make_cache(
         self, batch: int, max_len: int, source_len: int | None = None, *, chunk: int | None = None

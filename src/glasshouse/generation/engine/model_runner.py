@@ -113,6 +113,7 @@ class ModelRunner:
 
     def _prefill_chunks(self, chunks: Sequence[PrefillChunk]) -> None:
         """Prefill chunks of prompts, as many as possible in one pass."""
+        self._encode_sources(chunks)
         batch: list[PrefillChunk] = []
         for chunk in chunks:
             if chunk.prefix_slot in {one.seq.slot for one in batch}:  # the prefix to copy is in that batch
@@ -136,8 +137,8 @@ class ModelRunner:
         return self.supports_mixed_prefill and len(chunk.ids) <= MIXED_PREFILL_TOKENS
 
     def _fill_slot(self, chunk: PrefillChunk) -> None:
-        """Before the first chunk of a prompt, copy its cached prefix into the slot and encode its source."""
-        slot, source = chunk.seq.slot, chunk.seq.request.source
+        """Before the first chunk of a prompt, copy its cached prefix into the slot."""
+        slot = chunk.seq.slot
         if chunk.prefix_slot is None:
             return
         self._save(chunk.saved)
@@ -147,9 +148,19 @@ class ModelRunner:
             self.cache.lengths[slot] = chunk.start
         else:
             self.cache.copy_row(chunk.prefix_slot, slot, 0, chunk.start)
-        if source:
-            with self._recording([(chunk.seq, chunk.start)], len(source)):
-                self.encode_source(source, slot)
+
+    def _encode_sources(self, chunks: Sequence[PrefillChunk]) -> None:
+        """Encode the sources of new requests, those of similar lengths in one pass."""
+        if not isinstance(self.model, Seq2Seq):
+            return
+        new = {chunk.seq.slot: chunk for chunk in chunks if chunk.prefix_slot is not None}
+        sources = [NewPrompt(slot, chunk.seq.request.source) for slot, chunk in new.items()]
+        alone = self._recorder is not None or self.batch_invariant
+        for group in [[one] for one in sources] if alone else self._prefill.group(sources):
+            chunk = new[group[0].slot]
+            with self._recording([(chunk.seq, chunk.start)], len(group[0].ids)):
+                ids, lengths, slots = self._prefill.stack(group)
+                self.model.encode_source(ids, self.cache, lengths=lengths, rows=slots[:, 0])
 
     def _start_decoding(self, chunks: Sequence[PrefillChunk]) -> None:
         """After the last chunks of prompts, set up their slots for decoding; a beam search has one slot per beam."""
@@ -172,14 +183,23 @@ class ModelRunner:
     def _decode_step(self, step: ScheduledStep) -> StepOutput:
         """Decode one token per sequence, and prefill the mixed chunk."""
         seqs = step.decoding
-        with self._recording([(seq, seq.n_cached) for seq in seqs], 1):
-            output = self.decode(len(seqs), *_lengths(seqs, 1), step.mixed)
+        if self.batch_invariant and self._graphs is None:
+            output = self._sample(torch.cat([self._decode_alone(seq) for seq in seqs]))
+        else:
+            with self._recording([(seq, seq.n_cached) for seq in seqs], 1):
+                output = self.decode(len(seqs), *_lengths(seqs, 1), step.mixed)
         ones = [1] * len(seqs)
         k = max(seq.request.options.top_logprobs for seq in seqs)
         top = top_logprobs(output.logits, k) if k else None  # before the next step overwrites the logits
         tokens, logprobs = output.tokens[:, None], output.logprobs[:, None]
         sampled = SampledTokens.start_copy(tokens, logprobs, ones, top, output.candidates)
         return StepOutput(sampled, output.logits, written=ones)
+
+    def _decode_alone(self, seq: SequenceState) -> Tensor:
+        """Return the logits [1, V] of one sequence: on a CPU, how a row of a matmul rounds depends on its place."""
+        row = slice(seq.slot, seq.slot + 1)
+        with self._recording([(seq, seq.n_cached)], 1):
+            return self._forward(self.next_input_ids[row], self.cache.narrow(row), step=True)[:, 0]
 
     def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:
         """Sample the accepted draft tokens of each sequence, and the token after them."""
@@ -257,11 +277,6 @@ class ModelRunner:
             self.sampler.slots.clear(slot)
         self.cache.lengths.zero_()
 
-    def encode_source(self, source: list[int], slot: int) -> None:
-        """Run the encoder and store the cross-attention keys and values of a slot."""
-        assert isinstance(self.model, Seq2Seq)
-        self.model.encode_source(self._row(source), self.cache.narrow(slice(slot, slot + 1)))
-
     def prefill(self, ids: list[int], slot: int, start: int) -> None:
         """Write the keys and values of prompt tokens at positions from `start` on to a slot, in a pass of its own."""
         if start > 0 or isinstance(self.model, Seq2Seq):  # they attend to cached tokens, or to a source
@@ -275,7 +290,7 @@ class ModelRunner:
 
         With the new tokens, no sequence is longer than `longest`, and no source than `source_len`.
         """
-        if mixed is None and self._graphs is None and not self.batch_invariant:
+        if mixed is None and self._graphs is None:
             view = self.cache.narrow(slice(0, n), longest, source_len)
             return self._sample(self._forward(self.next_input_ids[:n], view, step=True)[:, 0])
         width = self._width(n)

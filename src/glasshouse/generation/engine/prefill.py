@@ -49,13 +49,16 @@ class Prefill:
             forward(ids[None], MixedBatch(self._cache, slots, positions), logits_to_keep=self._no_logits)
 
     def _run_new(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
-        padding = PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS
-        for group in group_by_length(prompts, padding):
+        for group in self.group(prompts):
             if self._graphs is not None and len(group) < MIN_BATCH_CUDA:
                 for prompt in group:
                     self.run_alone(forward, prompt)
             else:
                 self._run_batch(forward, group)
+
+    def group(self, prompts: Sequence[NewPrompt]) -> list[list[NewPrompt]]:
+        """Group prompts of similar lengths, the longest first."""
+        return group_by_length(prompts, PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS)
 
     def run_alone(self, forward: Forward, prompt: NewPrompt) -> None:
         """Prefill one prompt."""
@@ -65,13 +68,18 @@ class Prefill:
             self._run_graph(forward, self._graphs, prompt)
 
     def _run_batch(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
+        ids, lengths, slots = self.stack(prompts)
+        forward(ids, PackedPrefill(self._cache, slots), lengths=lengths, logits_to_keep=self._no_logits)
+
+    def stack(self, prompts: Sequence[NewPrompt]) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return ids [B, S], lengths [B] if any is padded, and slots [B, 1] of prompts, the longest first."""
         width, device = len(prompts[0].ids), self._cache.lengths.device
         slots = copy_to_device([[prompt.slot] for prompt in prompts], device)
         ids = copy_to_device([prompt.ids + [0] * (width - len(prompt.ids)) for prompt in prompts], device)
         lengths = None
         if any(len(prompt.ids) < width for prompt in prompts):
             lengths = copy_to_device([len(prompt.ids) for prompt in prompts], device)
-        forward(ids, PackedPrefill(self._cache, slots), lengths=lengths, logits_to_keep=self._no_logits)
+        return ids, lengths, slots
 
     def _run_graph(self, forward: Forward, graphs: Graphs, prompt: NewPrompt) -> None:
         slot, ids = prompt

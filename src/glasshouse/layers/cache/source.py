@@ -23,6 +23,13 @@ class SourceCache:
         self._groups = LayerGroups(shapes)
         self.pools = [self._groups.make_pool(shape, batch, source_len, like) for shape in self._groups.shapes]
         self.keys, self.values = self._groups.layer_views(self.pools)
+        self._rows: Tensor | slice = slice(None)  # those that a call stores
+
+    def at(self, rows: Tensor) -> SourceCache:
+        """Return a view whose calls store these rows [B]."""
+        view = copy.copy(self)
+        view._rows = rows
+        return view
 
     def narrow(self, rows: slice, source_len: int | None = None) -> SourceCache:
         """Return a view of these rows and of the first tokens."""
@@ -35,8 +42,8 @@ class SourceCache:
 
     def store(self, layer: int, k: Tensor, v: Tensor) -> None:
         """Store the keys and values of an encoder's output for later calls."""
-        self.keys[layer][:, :, : k.shape[2]] = k.detach()
-        self.values[layer][:, :, : v.shape[2]] = v.detach()
+        self.keys[layer][self._rows, :, : k.shape[2]] = k.detach()
+        self.values[layer][self._rows, :, : v.shape[2]] = v.detach()
 
     def store_layout(self, layout: Layout) -> None:
         """Store the padding mask of the source."""
@@ -47,8 +54,9 @@ class SourceCache:
                 "make a longer one."
             )
         self.filled = True
-        self.mask.zero_()
-        self.mask[:, :length] = True if layout.real is None else layout.real
+        mask = self.mask.new_zeros(1 if layout.real is None else len(layout.real), self.source_len)
+        mask[:, :length] = True if layout.real is None else layout.real
+        self.mask[self._rows] = mask
 
     def layout(self) -> Layout:
         """Return the layout of the source."""
