@@ -9,6 +9,7 @@ none. Each part prints its metrics and training time. An interrupted run resumes
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
 from collections.abc import Callable
@@ -233,6 +234,50 @@ def multi30k(data: Path, out: Path, seed: int) -> None:
     keep("multi30k_generation", generation, 0, "s")
 
 
+def translate(data: Path, out: Path, seed: int) -> None:
+    """Train the recipe on lower-cased, tokenized English and German, and score it as published results are."""
+    import sacrebleu
+
+    folder = tokenized(data / "multi30k", out / "multi30k-tokenized")
+    given = {
+        "data.path": [str(folder / "train.en"), str(folder / "train.de")],
+        "data.validation": [str(folder / "val.en"), str(folder / "val.de")],
+        "train.seed": seed,
+    }
+    settings = gh.Run.load("translate", *(f"{key}={json.dumps(value)}" for key, value in given.items())).to_dict()
+    result, seconds = run(f"translate-{seed}", settings, out)
+    sources, references = ((folder / f"test_2016_flickr.{side}").read_text().splitlines() for side in ("en", "de"))
+    found = gh.generate(result.model, result.datasets.tok, sources, max_new_tokens=80, beams=5)
+    metric = sacrebleu.metrics.BLEU(tokenize="none", force=True)
+    bleu = metric.corpus_score([one.text for one in found], [references])
+    show(
+        "translate",
+        bleu=f"{bleu.score:.2f}",
+        signature=metric.get_signature(),
+        parameters=f"{parameters(result.model):,}",
+        step=f"{result.saved_step:,} of {result.steps:,}",
+        training=f"{seconds:.0f} s",
+    )
+    keep("translate_bleu", bleu.score, 1, "BLEU")
+    keep("translate_seconds", seconds, 0, "s")
+
+
+def tokenized(folder: Path, out: Path) -> Path:
+    """Write the captions lower-cased and tokenized as Moses does, unless they are there."""
+    if out.exists():
+        return out
+    from sacremoses import MosesPunctNormalizer, MosesTokenizer
+
+    out.mkdir(parents=True)
+    for side in ("en", "de"):
+        normalizer, tokenizer = MosesPunctNormalizer(lang=side), MosesTokenizer(lang=side)
+        for split in ("train", "val", "test_2016_flickr"):
+            lines = (folder / f"{split}.{side}").read_text(encoding="utf-8").splitlines()
+            words = [tokenizer.tokenize(normalizer.normalize(line).lower(), escape=False) for line in lines]
+            (out / f"{split}.{side}").write_text("".join(f"{' '.join(one)}\n" for one in words), encoding="utf-8")
+    return out
+
+
 # Built-in datasets
 
 
@@ -271,6 +316,7 @@ PARTS: dict[str, Callable[[Path, Path, int], None]] = {
     "shakespeare-precision": shakespeare_precision,
     "shakespeare-best": shakespeare_best,
     "multi30k": multi30k,
+    "translate": translate,
     "dates": dates,
     "langid": langid,
 }

@@ -30,7 +30,7 @@ from convergence import characters_settings, translation_settings
 from figures import add_save, record, save
 
 import glasshouse as gh
-from glasshouse.hub.run_checkpoints import METRICS
+from glasshouse.training.checkpoint.folder import METRICS
 
 SETTINGS = ("auto", "no", "yes")  # of train.compile
 LONG, LONG_SAMPLE = 20_000, 500  # steps of gpt2-long, and those that are run

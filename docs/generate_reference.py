@@ -241,7 +241,7 @@ PRESETS = "`model.preset`, or `gh.preset(name)`. Norm: kind and placement."
 
 RECIPES = f"""
 `glasshouse train NAME`, or `gh.Run.load(name)`. Each is a run file in `src/glasshouse/training/recipes/`.
-Names by task: {", ".join(f"`{task}` is [`{data}`](#{data})" for task, data in settings.TASKS.items())}.
+Without data of yours, {", ".join(f"`{task}` is [`{data}`](#{data})" for task, data in settings.TASKS.items())}.
 """.strip()
 
 

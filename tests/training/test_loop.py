@@ -582,12 +582,20 @@ def test_recipes_load() -> None:
 
 
 @pytest.mark.parametrize(("task", "data"), [("translate", "dates"), ("classify", "langid")])
-def test_a_recipe_by_task_is_the_one_of_its_data(task: str, data: str) -> None:
-    ours, same = Run.load(task), Run.load(data, f"train.out=runs/{task}")
-    assert ours == same
-    own = Run.load(task, "data.path=my/pairs.tsv")
-    assert own == Run.load(data, "data.path=my/pairs.tsv")
-    assert own.train.out == "runs/pairs"
+def test_a_recipe_by_task_is_that_of_its_sample_without_data(task: str, data: str) -> None:
+    assert Run.load(task) == Run.load(data, f"train.out=runs/{task}")
+    assert Run.load(task, "train.seed=1") == Run.load(data, "train.seed=1", f"train.out=runs/{task}")
+
+
+def test_a_recipe_by_task_is_for_data_of_ones_own() -> None:
+    classify, translate = (Run.load(task, "data.path=my/pairs.tsv") for task in ("classify", "translate"))
+    assert classify == Run.load("langid", "data.path=my/pairs.tsv")
+    assert (translate.train.out, translate.data.kind, translate.train.epochs) == ("runs/pairs", "pairs", 80)
+    few = Run.load("translate", "data.path=my/pairs.tsv", "train.steps=100")
+    assert (few.train.steps, few.train.epochs, few.train.schedule.warmup) == (100, None, 10)
+    assert few.notes == (
+        "the warm-up is shortened from 2000 steps to 10, as train.steps is 100 instead of train.epochs 80",
+    )
 
 
 def test_adjusted_settings_are_logged(data_folder: Path) -> None:

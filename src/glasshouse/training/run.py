@@ -21,7 +21,7 @@ from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
 
 RECIPES = Path(__file__).parent / "recipes"
-TASKS = {"translate": "dates", "classify": "langid"}  # recipes by task, and those of the same model by their data
+TASKS = {"translate": "dates", "classify": "langid"}  # recipes by task, and what each learns without data of yours
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
 PROBE_NAMES = (
@@ -230,7 +230,7 @@ class Run:
 
         A recipe with other data than its own writes to `runs/` and the name of that data, unless train.out is given,
         and keeps its own kind of data. If train.steps is overridden with fewer steps than the file's warm-up, the
-        warm-up is shortened in proportion.
+        warm-up is shortened in proportion, or to a tenth of them where the file has train.epochs.
 
         >>> run = Run.load("dates", "data.path=my/pairs.tsv", "data.columns=en,de")
         >>> run.train.out, run.data.kind, run.data.columns
@@ -242,7 +242,11 @@ class Run:
         name = str(source)
         if (recipe := find_recipe(name)) is not None:
             table = config.read(recipe)
-            given, name = _named(name, table, config.override(table, settings))
+            given = config.override(table, settings)
+            if name in TASKS and "path" not in given.get("data", {}):
+                table = config.read(RECIPES / f"{TASKS[name]}.toml")
+                given = config.override(table, settings)
+            given, name = _named(name, table, given)
         elif path.suffix == ".toml":
             table, name = config.read(path), path.stem
             given = config.override(table, settings)
@@ -299,12 +303,16 @@ def _fit_warmup(file: JsonDict, given: JsonDict) -> str:
     match file.get("train"), given.get("train"):
         case {"schedule": {"warmup": int(warmup)} as schedule, **rest}, {"schedule": same, "steps": int(steps)}:
             usual = rest.get("steps", DEFAULT_STEPS)
-            if same == schedule and isinstance(usual, int) and 0 < steps < warmup <= usual:
-                same["warmup"] = warmup * steps // usual
-                return (
-                    f"the warm-up is shortened from {warmup} steps to {same['warmup']}, as train.steps is {steps} "
-                    f"instead of {usual}"
-                )
+            if same == schedule and steps < warmup and "epochs" in rest:
+                same["warmup"], instead = steps // 10, f"train.epochs {rest['epochs']}"
+            elif same == schedule and isinstance(usual, int) and 0 < steps < warmup <= usual:
+                same["warmup"], instead = warmup * steps // usual, f"{usual}"
+            else:
+                return ""
+            return (
+                f"the warm-up is shortened from {warmup} steps to {same['warmup']}, as train.steps is {steps} "
+                f"instead of {instead}"
+            )
     return ""
 
 
@@ -320,8 +328,9 @@ def recipes() -> list[str]:
 
 def find_recipe(name: str) -> Path | None:
     """Return the file of a recipe, of ours before that of an installed package; None if there is none."""
-    if (own := RECIPES / f"{TASKS.get(name, name)}.toml").is_file():
-        return own
+    for own in (RECIPES / f"{one}.toml" for one in (name, TASKS.get(name, name))):
+        if own.is_file():
+            return own
     return None if name.endswith(".toml") else registry.load_entry_point(registry.RECIPES, name, Path)
 
 
