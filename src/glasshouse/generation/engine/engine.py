@@ -56,8 +56,9 @@ class Engine:
     decodes at two thirds of the speed. `gh.generate` and `gh.stream` never compile.
 
     With `batch_invariant` the log-probabilities of a request are bitwise identical for any composition of the batch:
-    a GPU runs all slots at their full length, a CPU each sequence by itself, each prompt is prefilled in passes of its
-    own, and no prefix is shared. Without it other requests can change the order of a sum, and so a token where two are equally likely.
+    a GPU runs all slots at their full length, a CPU each sequence by itself, each prompt is prefilled in passes of
+    its own, and no prefix is shared. Without it other requests can change the order of a sum, and so a token where
+    two are equally likely.
 
     An engine belongs to one thread: a call while another thread uses it raises. `make_request` alone may run in any
     thread, so that a server prepares requests in many and enqueues and steps in one, as `glasshouse serve` does. If a
