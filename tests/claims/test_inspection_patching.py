@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import glasshouse as gh
-from glasshouse.inspection.patching import activation_patching, patch
+from glasshouse.inspection.patching.activation_patching import activation_patching, patch
 from glasshouse.spec import DecoderSpec, Learned, NextToken, RMSNorm
 
 TOKENS, POSITIONS, HEADS = 7, 5, 3

@@ -24,9 +24,10 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import attention_map, comparison, hooks, stack_input
+from glasshouse.inspection import attention_map, comparison, hooks
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.inspection.editing import scale
+from glasshouse.inspection.inputs import stack_input
 from glasshouse.layers import lora
 from glasshouse.models import Seq2Seq
 

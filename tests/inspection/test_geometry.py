@@ -18,8 +18,9 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import attention_map, hooks, stack_input
+from glasshouse.inspection import attention_map, hooks
 from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
+from glasshouse.inspection.inputs import stack_input
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))

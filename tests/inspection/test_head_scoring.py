@@ -18,8 +18,9 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
-from glasshouse.inspection import attention_map, hooks, stack_input
+from glasshouse.inspection import attention_map, hooks
 from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated_tokens
+from glasshouse.inspection.inputs import stack_input
 from glasshouse.layers import lora
 from glasshouse.models import Encoder, Seq2Seq
 

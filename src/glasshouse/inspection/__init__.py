@@ -1,19 +1,19 @@
 """Interpretability: record and edit activations, and the tools built on that."""
 
-from glasshouse.inspection.ablation import Ablation, ablation_effects
 from glasshouse.inspection.attention_map import AttentionMap
 from glasshouse.inspection.attribution import Attribution, attribute
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.inspection.editing import AblationEdit, ablate_head, add, edit, mean_ablate, scale
 from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
 from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated_tokens
+from glasshouse.inspection.inputs.text_input import run
 from glasshouse.inspection.logit_lens import Lens, lens
-from glasshouse.inspection.patching import ActivationPatching, activation_patching, patch
-from glasshouse.inspection.path_patching import PathEffect, path_patching
+from glasshouse.inspection.patching.ablation import Ablation, ablation_effects
+from glasshouse.inspection.patching.activation_patching import ActivationPatching, activation_patching, patch
+from glasshouse.inspection.patching.path_patching import PathEffect, path_patching
 from glasshouse.inspection.recording import Recording, capture_attention, record
 from glasshouse.inspection.sites import sites
 from glasshouse.inspection.steering import SteeringVector, steering_vector
-from glasshouse.inspection.text_input import run
 
 __all__ = [
     "Ablation",

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.forward_pass import (
+from glasshouse.inspection.display.html import MAX_TEXTS, Bars, Drawing, HtmlDisplay, labels, not_drawn
+from glasshouse.inspection.inputs.forward_pass import (
     check_full_sequence,
     columns_of,
     eval_mode,
@@ -22,10 +23,9 @@ from glasshouse.inspection.forward_pass import (
     resolve_indices,
     token_id,
 )
-from glasshouse.inspection.html_display import MAX_TEXTS, Bars, Drawing, HtmlDisplay, labels, not_drawn
+from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
-from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.norm import Norm

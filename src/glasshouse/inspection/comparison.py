@@ -13,9 +13,7 @@ from torch.nn import functional as F
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import recompute_attention
-from glasshouse.inspection.forward_pass import eval_mode, next_tokens
-from glasshouse.inspection.hooks import Hook, HookedAttend, hook_manager_of
-from glasshouse.inspection.html_display import (
+from glasshouse.inspection.display.html import (
     MAX_COLUMNS,
     MAX_TEXTS,
     Bars,
@@ -25,10 +23,12 @@ from glasshouse.inspection.html_display import (
     labels,
     not_drawn,
 )
+from glasshouse.inspection.hooks import Hook, HookedAttend, hook_manager_of
+from glasshouse.inspection.inputs.forward_pass import eval_mode, next_tokens
+from glasshouse.inspection.inputs.stack_input import StackInput, make_stack_input
+from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_model
-from glasshouse.inspection.stack_input import StackInput, make_stack_input
-from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.layers.attend.kernel import Attend
 from glasshouse.layers.attend.mask import Mask
 from glasshouse.models import Model, check_tokenizer

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.forward_pass import check_full_sequence
 from glasshouse.inspection.hooks import Hook, hook_manager_of
+from glasshouse.inspection.inputs.forward_pass import check_full_sequence
 from glasshouse.inspection.sites import Selection, Site, select, unwrap_model
 
 Change = Callable[[Tensor], Tensor]

@@ -10,12 +10,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.forward_pass import eval_mode
 from glasshouse.inspection.hooks import Hook
+from glasshouse.inspection.inputs.forward_pass import eval_mode
+from glasshouse.inspection.inputs.stack_input import make_stack_input
+from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Selection, select, unwrap_model
-from glasshouse.inspection.stack_input import make_stack_input
-from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.text import Tokenizer
 
 

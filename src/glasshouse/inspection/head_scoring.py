@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.html_display import Drawing, Heatmap, HtmlDisplay
+from glasshouse.inspection.display.html import Drawing, Heatmap, HtmlDisplay
+from glasshouse.inspection.inputs.stack_input import StackInput, make_stack_input
+from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.sites import unwrap_model
-from glasshouse.inspection.stack_input import StackInput, make_stack_input
-from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.text import Tokenizer
 
 # The scores that are attention weight on certain keys, in the order of the fields.

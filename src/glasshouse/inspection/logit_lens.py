@@ -10,17 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.forward_pass import (
-    check_full_sequence,
-    columns_of,
-    eval_mode,
-    final_stack,
-    ids_of,
-    layout_of,
-    next_tokens,
-    resolve_indices,
-)
-from glasshouse.inspection.html_display import (
+from glasshouse.inspection.display.html import (
     MAX_CELLS,
     MAX_COLUMNS,
     MAX_TEXTS,
@@ -30,9 +20,19 @@ from glasshouse.inspection.html_display import (
     labels,
     not_drawn,
 )
+from glasshouse.inspection.inputs.forward_pass import (
+    check_full_sequence,
+    columns_of,
+    eval_mode,
+    final_stack,
+    ids_of,
+    layout_of,
+    next_tokens,
+    resolve_indices,
+)
+from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import unwrap_compiled, unwrap_model
-from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.models import Encoder, Model
 from glasshouse.models.heads import Classifier, LMHead, NoHead

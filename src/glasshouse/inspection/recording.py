@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import AttendCall, AttentionMap
+from glasshouse.inspection.display.html import MAX_COLUMNS, Drawing, HtmlDisplay, Picture, Table, labels, shown
 from glasshouse.inspection.hooks import Hook, hook_manager_of
-from glasshouse.inspection.html_display import MAX_COLUMNS, Drawing, HtmlDisplay, Picture, Table, labels, shown
 from glasshouse.inspection.sites import Selection, Site, select, suggest_site
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.text import Tokenizer

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glasshouse import store
 from glasshouse.errors import InputError, StoreError
-from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import sites, unwrap_model
 from glasshouse.models import Decoder, Model

@@ -12,7 +12,7 @@ from torch import Tensor
 from glasshouse.errors import InputError
 from glasshouse.inspection import AttentionMap, capture_attention, edit, mean_ablate, record, scale, sites
 from glasshouse.inspection.editing import AblationEdit
-from glasshouse.inspection.forward_pass import eval_mode, final_stack
+from glasshouse.inspection.inputs.forward_pass import eval_mode, final_stack
 from glasshouse.inspection.sites import select
 from glasshouse.page.forward_pass import Edit, ForwardPass, Mean, PagePrompt, Patch, Scale
 from glasshouse.page.model_loader import LoadedModel, ModelLoader

@@ -10,7 +10,7 @@ from glasshouse import hub
 from glasshouse.errors import ConfigError
 from glasshouse.evaluation import Report, evaluate
 from glasshouse.hub.run_checkpoints import MODEL
-from glasshouse.inspection.html_display import Drawing, HtmlDisplay, Table
+from glasshouse.inspection.display.html import Drawing, HtmlDisplay, Table
 from glasshouse.layers import lora
 from glasshouse.models import Model
 from glasshouse.training.checkpoint.folder import ADAPTER

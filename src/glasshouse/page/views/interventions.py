@@ -12,7 +12,7 @@ from torch import Tensor
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
 from glasshouse.inspection import Recording, edit, record
-from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.logit_lens import has_position_logits
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead, NoHead, Pooler

@@ -13,7 +13,7 @@ from glasshouse.errors import InputError
 from glasshouse.escaping import show_whitespace
 from glasshouse.generation import Engine, SamplingParams
 from glasshouse.generation.sampling.sampler import Sampler
-from glasshouse.inspection.forward_pass import layout_of
+from glasshouse.inspection.inputs.forward_pass import layout_of
 from glasshouse.inspection.logit_lens import MAX_LOGITS, n_logits
 from glasshouse.models import Decoder, Seq2Seq
 from glasshouse.models.heads import Classifier, LMHead, NoHead, Pooler

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.inspection import attribution, record
-from glasshouse.inspection.forward_pass import eval_mode, layout_of, resolve_indices
+from glasshouse.inspection.inputs.forward_pass import eval_mode, layout_of, resolve_indices
 from glasshouse.inspection.logit_lens import (
     LensOutput,
     apply_lens,

@@ -29,8 +29,8 @@ from glasshouse.errors import InputError
 from glasshouse.generation import generate
 from glasshouse.inspection.geometry import residual_norms
 from glasshouse.inspection.head_scoring import head_scores, repeated_tokens
+from glasshouse.inspection.inputs.stack_input import make_stack_input
 from glasshouse.inspection.logit_lens import lens
-from glasshouse.inspection.stack_input import make_stack_input
 from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Decoder, Model, Seq2Seq
 from glasshouse.models.heads import LMHead

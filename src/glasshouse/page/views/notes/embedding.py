@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
-from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.layers.position import LearnedPosition, Position
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.models.stack import Stack

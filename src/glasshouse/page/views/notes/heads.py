@@ -12,7 +12,7 @@ from torch import Tensor
 from glasshouse import pretrained
 from glasshouse.config import JsonDict
 from glasshouse.inspection import edit, record
-from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.page.forward_pass import PagePrompt

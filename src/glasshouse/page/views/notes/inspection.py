@@ -10,7 +10,7 @@ import torch
 
 from glasshouse.config import JsonDict
 from glasshouse.inspection import edit, record
-from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.logit_lens import has_position_logits
 from glasshouse.models.heads import LMHead
 from glasshouse.page.views import residual_stream

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from glasshouse import notes, spec
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
-from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.models import count_parameters
 from glasshouse.models.heads import LMHead
 from glasshouse.page.views.next_token import describe_outputs, logits_at

@@ -15,7 +15,7 @@ import torch
 from glasshouse import notes
 from glasshouse.config import JsonDict, Settings, did_you_mean, require
 from glasshouse.errors import InputError
-from glasshouse.inspection.forward_pass import eval_mode
+from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View

@@ -11,14 +11,14 @@ from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
+from glasshouse.inspection.display.html import Drawing, HtmlDisplay
 from glasshouse.inspection.editing import BatchedEdits
-from glasshouse.inspection.forward_pass import eval_mode
-from glasshouse.inspection.html_display import Drawing, HtmlDisplay
-from glasshouse.inspection.metrics import Metric, cross_entropy_metric, scalar_metric
-from glasshouse.inspection.patching import draw_layers, layers_of
+from glasshouse.inspection.inputs.forward_pass import eval_mode
+from glasshouse.inspection.inputs.stack_input import make_stack_input
+from glasshouse.inspection.inputs.text_input import Input, encode_inputs
+from glasshouse.inspection.patching.activation_patching import draw_layers, layers_of
+from glasshouse.inspection.patching.metrics import Metric, cross_entropy_metric, scalar_metric
 from glasshouse.inspection.sites import unwrap_model
-from glasshouse.inspection.stack_input import make_stack_input
-from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.models import Seq2Seq
 from glasshouse.text import Tokenizer
 

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
+from glasshouse.inspection.display.html import MAX_COLUMNS, Drawing, Heatmap, HtmlDisplay, labels
 from glasshouse.inspection.editing import BatchedEdits, Change, edit
-from glasshouse.inspection.forward_pass import check_full_sequence, eval_mode
-from glasshouse.inspection.html_display import MAX_COLUMNS, Drawing, Heatmap, HtmlDisplay, labels
-from glasshouse.inspection.metrics import Metric, logit_diff_metrics, scalar_metric, supports_last_logit_only
+from glasshouse.inspection.inputs.forward_pass import check_full_sequence, eval_mode
+from glasshouse.inspection.inputs.text_input import Input, encode_inputs
+from glasshouse.inspection.patching.metrics import Metric, logit_diff_metrics, scalar_metric, supports_last_logit_only
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import sites, unwrap_model
-from glasshouse.inspection.text_input import Input, encode_inputs
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.text import Tokenizer
 

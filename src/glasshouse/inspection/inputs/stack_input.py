@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.forward_pass import check_full_sequence, eval_mode, final_stack, ids_of
 from glasshouse.inspection.hooks import Hook, hook_manager_of
+from glasshouse.inspection.inputs.forward_pass import check_full_sequence, eval_mode, final_stack, ids_of
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Index, Selection, Site, sites
 from glasshouse.layers.attend.layout import Layout, make_layout

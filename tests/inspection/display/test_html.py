@@ -18,8 +18,9 @@ from inspected_models import IDS
 from torch import Tensor
 
 import glasshouse as gh
-from glasshouse.inspection import html_display, svg
-from glasshouse.inspection.html_display import Bars, Drawing, Heatmap, HtmlDisplay, labels, shown
+from glasshouse.inspection.display import html as html_display
+from glasshouse.inspection.display import svg
+from glasshouse.inspection.display.html import Bars, Drawing, Heatmap, HtmlDisplay, labels, shown
 
 HOSTILE = ["<img src=x onerror=alert(1)>", '"><script>alert(1)</script>', "\u202eevil", "a\0b", "&amp;", "x" * 10_000]
 

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from glasshouse.errors import InputError
 from glasshouse.escaping import escape_control
-from glasshouse.inspection import svg
-from glasshouse.inspection.svg import Fragment
+from glasshouse.inspection.display import svg
+from glasshouse.inspection.display.svg import Fragment
 from glasshouse.text import Tokenizer, visible_token
 
 MAX_CELLS = 4096  # of a table; a larger one is drawn as an image, one pixel per cell

@@ -22,8 +22,8 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection import editing
-from glasshouse.inspection.ablation import ablation_effects
 from glasshouse.inspection.editing import mean_ablate
+from glasshouse.inspection.patching.ablation import ablation_effects
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))

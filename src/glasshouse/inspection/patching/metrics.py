@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.forward_pass import layout_of, next_tokens
+from glasshouse.inspection.inputs.forward_pass import layout_of, next_tokens
 from glasshouse.inspection.sites import unwrap_model
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead, NoHead, Pooler, last_token

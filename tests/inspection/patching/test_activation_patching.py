@@ -21,8 +21,8 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection import editing
-from glasshouse.inspection.patching import ActivationPatching, activation_patching, patch
-from glasshouse.inspection.path_patching import path_patching
+from glasshouse.inspection.patching.activation_patching import ActivationPatching, activation_patching, patch
+from glasshouse.inspection.patching.path_patching import path_patching
 from glasshouse.inspection.sites import sites
 from glasshouse.layers.attention import merge_heads, split_heads
 from glasshouse.layers.lora import LoRA, attach, lora_layers

@@ -10,11 +10,17 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
+from glasshouse.inspection.display.html import Bars, Drawing, HtmlDisplay
 from glasshouse.inspection.editing import edit
-from glasshouse.inspection.forward_pass import eval_mode
-from glasshouse.inspection.html_display import Bars, Drawing, HtmlDisplay
-from glasshouse.inspection.metrics import Metric
-from glasshouse.inspection.patching import Prompt, metric_and_baselines, patches_of, prompt_pair, stem_of
+from glasshouse.inspection.inputs.forward_pass import eval_mode
+from glasshouse.inspection.patching.activation_patching import (
+    Prompt,
+    metric_and_baselines,
+    patches_of,
+    prompt_pair,
+    stem_of,
+)
+from glasshouse.inspection.patching.metrics import Metric
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Selection, select, sites
 from glasshouse.text import Tokenizer

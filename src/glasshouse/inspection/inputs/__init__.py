@@ -1,0 +1,1 @@
+"""What the tools take: texts, a forward pass, and the input of one stack."""
