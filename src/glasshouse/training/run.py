@@ -135,7 +135,7 @@ class Train(Settings):
     device: str = "auto"  # cpu, cuda or mps; auto: the fastest
     # mixed precision; auto: bfloat16 on CUDA, or else float16; float32 elsewhere; fp8: bfloat16, linear layers in fp8
     precision: Literal["auto", "float32", "bfloat16", "float16", "fp8"] = "auto"
-    # torch.compile; auto: on a CUDA device, if it saves more time than it takes
+    # torch.compile of blocks; auto: on CUDA, if it saves more time than it takes; small steps by CUDA graphs
     compile: Literal["auto", "yes", "no"] = "auto"
     parallel: Parallel = field(default=Parallel(), metadata={"omit_default": True})  # how processes share the model
     workers: int = 1  # threads that prefetch batches; 0: none
