@@ -45,6 +45,7 @@ class GraphedTrainStep(TrainStep):
     The first step with a shape is an ordinary one, the second is captured as a CUDA graph, and later ones replay it.
     A graph has kernels and no Python: neither the loss nor the model may depend on anything but the batch, the
     weights and random numbers. The optimizer stays outside: its few launches run while the GPU computes gradients.
+    Batches of packed documents are always ordinary steps.
     """
 
     def __init__(self, *given: Any, **settings: Any) -> None:  # noqa: ANN401 - those of TrainStep
@@ -59,7 +60,9 @@ class GraphedTrainStep(TrainStep):
     def _compute_gradients(self, batch: Batch, grad_accum: int, n_targets: Tensor) -> tuple[Tensor, Tensor]:
         shape = (grad_accum, *((name, tensor.shape) for name, tensor in _tensors(batch).items()))
         self._seen[shape] += 1
-        if shape not in self._graphs and self._seen[shape] > 1 and self._captures:
+        # Packed documents attend by FlexAttention, whose masks were not seen to be captured.
+        captures = self._captures and batch.documents is None
+        if shape not in self._graphs and self._seen[shape] > 1 and captures:
             self._capture(shape, batch, grad_accum, n_targets)
         if shape not in self._graphs:
             return super()._compute_gradients(batch, grad_accum, n_targets)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from runs import RecordingReporter, table
 
+import glasshouse as gh
+from glasshouse.objectives import CausalLM, MaskedLM, Seq2SeqLM
 from glasshouse.training import Run, train
-from glasshouse.training.setup.execution import fastest_execution
+from glasshouse.training.setup.execution import can_capture, fastest_execution
 
 H200 = 7e14  # FLOPS
 
@@ -28,6 +30,20 @@ H200 = 7e14  # FLOPS
 )
 def test_compiling_must_repay_its_time_and_graphs_launch_small_steps(run: dict[str, int], execution: str) -> None:
     assert fastest_execution(**run, flops=H200) == execution
+
+
+class OwnGelu(torch.nn.GELU):
+    """A module that is not this package's."""
+
+
+def test_only_what_was_compared_on_a_gpu_is_captured() -> None:
+    plain = gh.build(gh.preset("tiny-decoder"))
+    assert can_capture(plain, CausalLM())
+    assert can_capture(gh.build(gh.preset("tiny-seq2seq")), Seq2SeqLM())
+    assert not can_capture(gh.build(gh.preset("tiny-encoder")), MaskedLM())
+    assert not can_capture(gh.build(gh.preset("tiny-decoder", windows=(8, 0))), CausalLM())
+    plain.stack.drop = OwnGelu()
+    assert not can_capture(plain, CausalLM())
 
 
 @pytest.mark.parametrize("flops", [1e9, 1.0])

@@ -206,7 +206,8 @@ def describe(trainer: Trainer) -> list[str]:
         f"{source}: {total:,} parameters{of_which}",
         f"tokens   {describe_tokens(datasets)}{longer}",
         f"device   {named}, {str(trainer.train_step.precision).removeprefix('torch.')}"
-        f"{' and fp8' if run.train.precision == 'fp8' else ''}{describe_execution(trainer.train_step)}",
+        f"{' and fp8' if run.train.precision == 'fp8' else ''}"
+        f"{describe_execution(trainer.train_step, trainer.objective)}",
         *([f"loss     {_describe_objective(trainer)}"] if run.train.objective else []),
         f"steps    {trainer.steps:,} of about {run.train.batch_tokens:,} tokens in "
         f"{_count(batch_size, noun)}{epochs}",

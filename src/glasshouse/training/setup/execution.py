@@ -9,7 +9,7 @@ from torch import nn
 from glasshouse import device as machine
 from glasshouse.models import Model, count_parameters
 from glasshouse.models.stack import Stack
-from glasshouse.objectives import Objective
+from glasshouse.objectives import CausalLM, Objective, Seq2SeqLM
 from glasshouse.training.graphed_step import GraphedTrainStep
 from glasshouse.training.logging.progress import ProgressReporter
 from glasshouse.training.optimizer import make_optimizer
@@ -23,6 +23,7 @@ Execution = Literal["eager", "compiled", "graphs"]
 UTILIZATION = 0.4  # of the FLOPS, in an eager step that does not wait for launches
 LAUNCH_SECONDS = 0.0025  # of a block, with its backward pass and update
 REPAID_SECONDS = 60.0  # of steps: compiling takes 2 to 6 s, and saves 6% (GPT-2) to 28% (a Llama) of them
+CAPTURED = (CausalLM, Seq2SeqLM)  # objectives whose steps were compared with eager ones on a GPU
 WASTE = "take longer than it saves (train.compile=yes to compile all the same)"
 
 
@@ -71,7 +72,7 @@ def choose_execution(
         blocks = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
         flops = machine.nominal_flops(device)
         execution = fastest_execution(count_parameters(model.spec), blocks, choice.batch_tokens, steps, flops)
-        if execution == "graphs" and is_known_code(model, objective):
+        if execution == "graphs" and can_capture(model, objective) and not choice.activation_checkpointing:
             return "graphs", None
         if execution != "compiled":
             return "eager", f"in {steps:,} steps it would {WASTE}"
@@ -96,26 +97,26 @@ def fastest_execution(n_parameters: int, n_blocks: int, batch_tokens: int, steps
     return "compiled" if steps * seconds > REPAID_SECONDS else "eager"
 
 
-def is_known_code(model: nn.Module, objective: Objective[Any]) -> bool:
-    """Return whether all code of a step is this package's or torch's, which does the same in every step.
+def can_capture(model: nn.Module, objective: Objective[Any]) -> bool:
+    """Return whether steps can be CUDA graphs: of code that is this package's or torch's, as compared on a GPU.
 
     >>> import glasshouse as gh
-    >>> from glasshouse.objectives import CausalLM
     >>> model = gh.build(gh.preset("tiny-decoder"))
-    >>> is_known_code(model, CausalLM())
+    >>> can_capture(model, CausalLM())
     True
     >>> _ = model.stack.register_forward_hook(print)
-    >>> is_known_code(model, CausalLM())
+    >>> can_capture(model, CausalLM())
     False
     """
     modules = list(model.modules())
     hooked = any(one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in modules)
-    sources = {type(one).__module__ for one in modules} | {type(objective).__module__, objective.loss.__module__}
-    return not hooked and {source.partition(".")[0] for source in sources} <= {"glasshouse", "torch"}
+    known = {type(one).__module__.partition(".")[0] for one in modules} <= {"glasshouse", "torch"}
+    plain = all(one.windows == [0] for one in modules if isinstance(one, Stack))  # others attend by FlexAttention
+    return known and plain and not hooked and type(objective) in CAPTURED
 
 
-def describe_execution(step: TrainStep) -> str:
+def describe_execution(step: TrainStep, objective: Objective[Any]) -> str:
     """Return how the steps are executed, for the header of a run: empty for eager mode."""
     if isinstance(step, GraphedTrainStep) and step.runs_ahead:
-        return ", CUDA graphs"
+        return ", CUDA graphs but for packed documents" if isinstance(objective, CausalLM) else ", CUDA graphs"
     return ", compiled" if step.compiled else ""
