@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from glasshouse import spec
 from glasshouse.errors import InputError
+from glasshouse.layers.host_reads import can_read
 from glasshouse.layers.linear.linear import is_left_to_spec
 
 
@@ -80,7 +81,7 @@ def check_ids(ids: Tensor, count: int, name: str, limit: str) -> None:
             f"{name} has shape {list(ids.shape)} and type {ids.dtype}, but it must be a [batch, length] tensor of "
             "int64 or int32 with at least one row and one token."
         )
-    if ids.is_cpu and not torch.compiler.is_compiling():
+    if can_read(ids):
         low, high = (int(value) for value in ids.aminmax())
         if low < 0 or high >= count:
             wrong = low if low < 0 else high

@@ -12,6 +12,7 @@ from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
 
+from glasshouse.layers.attend.kernel import Attend
 from glasshouse.layers.linear.linear import is_plain_linear
 
 Tree = TypeVar("Tree", bound=nn.Module)
@@ -77,6 +78,25 @@ def replace_module(module: nn.Module, name: str, replacement: nn.Module) -> None
     for hooks in HOOK_ATTRIBUTES:
         getattr(replacement, hooks).update(getattr(child, hooks))
     setattr(module, name, replacement)
+
+
+def is_own_code(tree: nn.Module) -> bool:
+    """Return whether all modules are this package's or torch's and have no hooks: each pass runs the same code.
+
+    >>> layer = nn.Linear(2, 3)
+    >>> is_own_code(layer)
+    True
+    >>> _ = layer.register_forward_hook(print)
+    >>> is_own_code(layer)
+    False
+    """
+    return not any(
+        has_hooks(module)
+        or module._backward_hooks
+        or type(module).__module__.partition(".")[0] not in ("glasshouse", "torch")
+        or (isinstance(module, Attend) and type(module) is not Attend)  # whose scores are recorded or edited
+        for module in tree.modules()
+    )
 
 
 def has_hooks(module: nn.Module) -> bool:

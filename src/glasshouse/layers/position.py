@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from glasshouse import registry, spec
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import Embedding
+from glasshouse.layers.host_reads import can_read
 
 Rotate = Callable[[Tensor], Tensor]
 
@@ -99,7 +100,7 @@ class LearnedPosition(Position):
 
     def embed(self, x: Tensor, positions: Tensor) -> Tensor:
         """Add the embedding of each position; raise beyond the table."""
-        if positions.is_cpu and not torch.compiler.is_compiling():
+        if can_read(positions):
             longest = int(positions.max()) + 1
             if longest > self.max_len:
                 raise InputError(f"the sequence is {longest} long, but max_len is {self.max_len}; shorten it.")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Literal
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
+from glasshouse.generation.engine.cpu_graphs import CpuGraphs
 from glasshouse.generation.engine.cuda_graphs import Graphs, bucket, copy_to_device
 from glasshouse.generation.engine.inference_model import Weights, compile_decode, make_cache, prepare_for_inference
 from glasshouse.generation.engine.prefill import NewPrompt, Prefill
@@ -25,7 +27,10 @@ from glasshouse.generation.speculation import Drafts, SpeculationStats, Speculat
 from glasshouse.generation.steering import Steering
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.layers.cache import CacheView, MixedBatch
+from glasshouse.layers.module_swap import is_own_code
 from glasshouse.models import Decoder, Seq2Seq
+
+SOURCE_STEP = 16  # tokens; to a multiple of it the sources that a decode step attends to are padded on a CPU
 
 
 class ModelRunner:
@@ -55,6 +60,9 @@ class ModelRunner:
         self.sampler = Sampler(slots, model.spec.vocab_size, device)
         self.next_input_ids = torch.zeros(slots, 1, dtype=torch.long, device=device)  # the input of the next step
         self.model = prepare_for_inference(model, weights, slots)
+        # Ring buffers are read in another way from a length on.
+        records = device.type == "cpu" and not (sites or compile) and cache.max_rollback == math.inf
+        self._cpu_graphs = CpuGraphs() if records and is_own_code(self.model) else None
         self._steering = Steering(self.model, vectors, slots) if isinstance(self.model, Decoder) and vectors else None
         self._recorder = Recorder(self.model, sites) if sites else None
         self._compiled = compile_decode(self.model, slots) if compile else None
@@ -291,13 +299,26 @@ class ModelRunner:
         With the new tokens, no sequence is longer than `longest`, and no source than `source_len`.
         """
         if mixed is None and self._graphs is None:
-            view = self.cache.narrow(slice(0, n), longest, source_len)
-            return self._sample(self._forward(self.next_input_ids[:n], view, step=True)[:, 0])
+            return self._decode_rows(n, longest, source_len)
         width = self._width(n)
         self._in_use[:n], self._in_use[n:] = 1, 0
         if mixed is not None:
             self._stage(mixed)
         return DecodeOutput(*(one[:n] for one in self._run_decode("decode" if mixed is None else "mixed", width)))
+
+    def _decode_rows(self, n: int, longest: int, source_len: int) -> DecodeOutput:
+        """Run one decode step for the first n slots, as a CPU graph once there is one."""
+        if self.cache.source is not None:  # few lengths need few graphs
+            source_len = min(-(-source_len // SOURCE_STEP) * SOURCE_STEP, self.cache.source.source_len)
+
+        def work(length: int) -> DecodeOutput:
+            view = self.cache.narrow(slice(0, n), length, source_len)
+            return self._sample(self._forward(self.next_input_ids[:n], view, step=True)[:, 0])
+
+        if self._cpu_graphs is None:
+            return work(longest)
+        key = (n, source_len, self.sampler.slots.metadata(n))
+        return DecodeOutput(*self._cpu_graphs.run(key, work, longest, self.cache.max_len))
 
     def _run_decode(self, name: Literal["decode", "mixed"], width: int) -> tuple[Tensor, ...]:
         work = self._decode_batch if name == "decode" else self._decode_mixed

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
+from glasshouse.layers.host_reads import can_read
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def make_layout(
 
 
 def _check_prefix(prefix_lengths: Tensor, cached: Tensor) -> None:
-    if prefix_lengths.is_cpu and not torch.compiler.is_compiling() and bool((prefix_lengths > cached[:, None]).any()):
+    if can_read(prefix_lengths) and bool((prefix_lengths > cached[:, None]).any()):
         longest, shortest = int(prefix_lengths.max()), int(cached.min())
         raise InputError(
             f"prefix_lengths contains {longest}, but with this call a row has {shortest} tokens in the cache; "
@@ -82,7 +83,7 @@ def _real(ids: Tensor, lengths: Tensor | None, mask: Tensor | None, side: str) -
         raise InputError(f"{side}lengths and {side}mask were both given; both describe padding, so leave one out.")
     if lengths is not None:
         _expect(lengths, f"{side}lengths", ids.shape[:1])
-        if lengths.is_cpu and not torch.compiler.is_compiling():
+        if can_read(lengths):
             low, high = (int(value) for value in lengths.aminmax())
             if low < 0 or high > ids.shape[1]:
                 wrong = low if low < 0 else high

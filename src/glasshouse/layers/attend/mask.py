@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.layers.attend.layout import Layout
+from glasshouse.layers.host_reads import can_read
 
 MaskMod = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # batch, head, query, key -> may attend
 
@@ -117,12 +118,12 @@ class Mask:
         return mask_mod(b[:, None, None, None], b[:1], q[queries, None], k)
 
     def _is_last_key(self, n_queries: int, n_keys: int) -> bool:
-        """Whether each row's only query is at its last key; not checked on a GPU, which would synchronise."""
+        """Whether each row's only query is at its last key; False where that cannot be read."""
         assert self.positions is not None
         last = self.positions[0][:, -1]
-        if self._hides_more or not (self.causal and self.ordered and n_queries == 1 and last.is_cpu):
+        if self._hides_more or not (self.causal and self.ordered and n_queries == 1 and can_read(last)):
             return False
-        return not torch.compiler.is_compiling() and bool((last >= n_keys - 1).all())
+        return bool((last >= n_keys - 1).all())
 
 
 def make_mask(

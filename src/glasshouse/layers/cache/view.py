@@ -10,6 +10,7 @@ from torch import Tensor
 from glasshouse.errors import InputError
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.source import SourceCache
+from glasshouse.layers.host_reads import can_read
 
 
 class CacheView(ABC):
@@ -52,9 +53,9 @@ def find_offsets(layout: Layout, batch: int) -> Tensor:
 def check_offsets(offsets: Tensor, max_len: int) -> tuple[int, int] | None:
     """Raise if a token does not fit; return the lowest and the highest offset, or None where they are not read.
 
-    On a GPU that would synchronise; there and in compiled code, a token too many raises torch's own index error.
+    Where they are not, a token too many raises torch's own index error.
     """
-    if not offsets.is_cpu or torch.compiler.is_compiling():
+    if not can_read(offsets):
         return None
     lowest, highest = (int(offset) for offset in offsets.aminmax())
     if highest > max_len:

@@ -7,6 +7,7 @@ from typing import Any, Literal
 from torch import nn
 
 from glasshouse import device as machine
+from glasshouse.layers.module_swap import is_own_code
 from glasshouse.models import Model, count_parameters
 from glasshouse.models.stack import Stack
 from glasshouse.objectives import CausalLM, Objective, Seq2SeqLM
@@ -108,11 +109,9 @@ def can_capture(model: nn.Module, objective: Objective[Any]) -> bool:
     >>> can_capture(model, CausalLM())
     False
     """
-    modules = list(model.modules())
-    hooked = any(one._forward_hooks or one._forward_pre_hooks or one._backward_hooks for one in modules)
-    known = {type(one).__module__.partition(".")[0] for one in modules} <= {"glasshouse", "torch"}
-    plain = all(one.windows == [0] for one in modules if isinstance(one, Stack))  # others attend by FlexAttention
-    return known and plain and not hooked and type(objective) in CAPTURED
+    # Windows attend by FlexAttention.
+    plain = all(stack.windows == [0] for stack in model.modules() if isinstance(stack, Stack))
+    return is_own_code(model) and plain and type(objective) in CAPTURED
 
 
 def describe_execution(step: TrainStep, objective: Objective[Any]) -> str:
