@@ -152,7 +152,8 @@ def make_graph(first: Recording, second: Recording) -> Callable[[int], Tensors] 
     try:
         source = "".join(f"{line}\n" for line in _source(first, second))
         script = torch.jit.CompilationUnit(source).step
-    except (ValueError, RuntimeError):  # an argument that TorchScript cannot write, or an operation it does not know
+    # Recordings differ, TorchScript does not know an operation, or this torch has no TorchScript.
+    except (ValueError, RuntimeError, AttributeError):
         return None
     outside = first.outside
 
