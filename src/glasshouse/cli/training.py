@@ -53,8 +53,8 @@ def train(
 
     \b
     stdlib               a decoder: the next token of Python code, or of your text
-    translate            an encoder-decoder: 10,000 to 200,000 pairs of sentences; without data of yours it is dates
-    dates                an encoder-decoder: dates in sixty languages to ISO dates, or a few thousand pairs of yours
+    translate            an encoder-decoder for 10,000 pairs of yours or more
+    dates                an encoder-decoder: dates to ISO, or few pairs of yours
     classify             an encoder: a label for each text; also called langid, its data
     masked-lm            an encoder: masked tokens of Python code, or of your text
     paraphrases          an encoder: vectors of sentences, for gh.embed

@@ -127,7 +127,7 @@ def test_hooks_edits_and_foreign_modules_are_not_recorded(monkeypatch: pytest.Mo
     class Foreign(torch.nn.Identity):
         pass
 
-    hooked, edited, foreign, windows = (make("rotary") for _ in range(4))
+    hooked, edited, foreign = (make("rotary") for _ in range(3))
     hooked.stack.register_forward_hook(lambda *_: None)
     foreign.stack.drop = Foreign()
     windows = gh.build(gh.preset("tiny-decoder", windows=(8, 0))).eval()  # a ring buffer

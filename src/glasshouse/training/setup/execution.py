@@ -25,7 +25,6 @@ UTILIZATION = 0.4  # of the FLOPS, in an eager step that does not wait for launc
 LAUNCH_SECONDS = 0.0025  # of a block, with its backward pass and update
 REPAID_SECONDS = 60.0  # of steps: compiling takes 2 to 6 s, and saves 6% (GPT-2) to 28% (a Llama) of them
 CAPTURED = (CausalLM, Seq2SeqLM)  # objectives whose steps were compared with eager ones on a GPU
-WASTE = "take longer than it saves (train.compile=yes to compile all the same)"
 
 
 def make_train_step(
@@ -76,7 +75,9 @@ def choose_execution(
         if execution == "graphs" and can_capture(model, objective) and not choice.activation_checkpointing:
             return "graphs", None
         if execution != "compiled":
-            return "eager", f"in {steps:,} steps it would {WASTE}"
+            return "eager", (
+                f"in {steps:,} steps it would take longer than it saves (train.compile=yes to compile all the same)"
+            )
     obstacle = machine.compile_obstacle(device)
     return ("compiled", None) if obstacle is None else ("eager", obstacle)
 
