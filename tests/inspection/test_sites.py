@@ -32,7 +32,7 @@ def test_an_encoder_decoder_has_the_sites_of_both_stacks() -> None:
     assert [name for name in both if name.startswith("encoder.")] == [f"encoder.{name}" for name in one]
     decoder = [name.removeprefix("decoder.") for name in both if name.startswith("decoder.")]
     assert [name for name in decoder if not name.startswith("cross_")] == list(one)
-    cross = {"q", "k", "v", "scores", "pattern", "z", "attn_out", "resid_mid"}
+    cross = {"q", "k", "v", "scores", "pattern", "z", "result", "attn_out", "attn_norm_scale", "resid_mid"}
     assert {name for name in decoder if name.startswith("cross_")} == {f"cross_{name}.0" for name in cross}
 
 
@@ -90,6 +90,10 @@ def test_other_modules_are_refused() -> None:
         ("blocks.*.mlp.hook_post", "it is called hidden.* here."),
         ("blocks.12.hook_mlp_out", "it is called ffn_out.12 here, and its layers are 0 to 1."),
         ("ln_final.hook_normalized", "it is called final here, after scale and shift."),
+        ("hook_embed", "it is called token_embed here."),
+        ("blocks.1.attn.hook_result", "it is called result.1 here."),
+        ("blocks.0.ln2.hook_scale", "it is called ffn_norm_scale.0 here."),
+        ("blocks.0.mlp.hook_pre", "it is called hidden_pre.0 here, or gate with a gate."),
     ],
 )
 def test_names_of_transformer_lens_are_translated(name: str, advice: str) -> None:

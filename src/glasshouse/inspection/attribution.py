@@ -24,10 +24,10 @@ from glasshouse.inspection.inputs.forward_pass import (
     token_id,
 )
 from glasshouse.inspection.inputs.text_input import Input, encode_inputs
+from glasshouse.inspection.linear_weights import weight_and_bias
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
 from glasshouse.layers.attend.layout import Layout
-from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.residual import PostNorm, SandwichNorm
 from glasshouse.layers.sublayer import Sublayer
@@ -311,15 +311,3 @@ def _through_frozen_norm(norm: nn.Module, x: Tensor, direction: Tensor) -> tuple
     if not isinstance(norm, Norm):
         raise InputError(f"{type(norm).__name__} is not a norm that attribution supports; use one that a spec has.")
     return norm.frozen(x.to(direction), direction)
-
-
-def weight_and_bias(linear: nn.Module, like: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the weight and bias of a linear layer, with LoRA merged."""
-    linear = unwrap_compiled(linear)
-    base = linear.base if isinstance(linear, LoRALinear) else linear
-    assert isinstance(base, nn.Linear)
-    weight = base.weight.to(like)
-    if isinstance(linear, LoRALinear):
-        weight = weight + linear.config.scale * (linear.lora_b @ linear.lora_a).to(like)
-    bias = base.bias.to(like) if base.bias is not None else weight.new_zeros(len(weight))
-    return weight, bias

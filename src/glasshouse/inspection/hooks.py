@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from glasshouse.errors import InputError
 from glasshouse.inspection.attention_map import AttendCall, recompute_attention
+from glasshouse.inspection.derived_sites import DERIVED, derive, output_of
 from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
 from glasshouse.layers.attend.backends import Explicit
 from glasshouse.layers.attend.kernel import Attend, Backend
@@ -103,7 +104,9 @@ class HookManager:
         for model, path in replaced:  # first: the other hooks go on the new module
             self._replace_kernel(model, path, by_site)
         for site, site_hooks in by_site.items():
-            if site.hook_point not in INSIDE:
+            if site.hook_point in DERIVED:
+                self._hook_derived(site, site_hooks)
+            elif site.hook_point not in INSIDE:
                 self._hook_module(site, site_hooks)
             elif (site.model, site.path) not in replaced:
                 self._hook_recompute(site, site_hooks)
@@ -144,6 +147,20 @@ class HookManager:
         else:
             handle = site.module.register_forward_pre_hook(on_input)
         self.undo.callback(handle.remove)
+
+    def _hook_derived(self, site: Site, hooks: list[Hook]) -> None:
+        """Register a hook that derives the activation from a module's input, and the output from the activation."""
+
+        def on_output(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor | None:
+            active = self._active(hooks)
+            if not active:
+                return None
+            value = self._apply(derive(site, args[0]), hooks)
+            if all(hook.edit is None and not hook.in_graph for hook in active):
+                return None
+            return output_of(site, args[0], value).to(output.dtype)
+
+        self.undo.callback(site.module.register_forward_hook(on_output).remove)
 
     def _hook_recompute(self, site: Site, hooks: list[Hook]) -> None:
         """Recompute scores or pattern from the inputs of the attention, as fused kernels never materialize them."""

@@ -104,6 +104,27 @@ class Recording(HtmlDisplay, Mapping[str, Tensor]):
         rows = ids if real is None else [row[kept] for row, kept in zip(ids, real, strict=True)]
         return [labels(row, self.tok) for row in rows]
 
+    def gradient(self, name: str, of: Tensor) -> Tensor:
+        """Return the gradient of a scalar with respect to an activation recorded with grad=True.
+
+        With `*` the gradients of all layers are stacked; a layer that the scalar does not depend on has zeros.
+
+        >>> import torch, glasshouse as gh
+        >>> model = gh.build(gh.preset("tiny-decoder"))
+        >>> with gh.record(model, "resid_post.*", grad=True) as seen:
+        ...     logits = model(torch.tensor([[1, 2, 3]]))
+        >>> seen.gradient("resid_post.*", of=logits[0, -1, 7]).shape
+        torch.Size([2, 1, 3, 64])
+        """
+        names = self._find(name)
+        values = [self[one] for one in names]
+        if not of.requires_grad or not all(value.requires_grad for value in values):
+            raise InputError(
+                f"{name} is not in the graph of the scalar; use gh.record(..., grad=True) without no_grad."
+            )
+        found = torch.autograd.grad(of, values, retain_graph=True, materialize_grads=True)
+        return torch.stack(found) if "*" in name else found[0]
+
     def put(self, selection: Selection, value: Tensor) -> None:
         """Store the activation of a site."""
         (self._finished if self._current is None else self._current)[selection.name] = value

@@ -13,7 +13,10 @@ from torch import Tensor, nn
 from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
-from glasshouse.layers.sublayer import STREAM, HookPoint, Sublayer
+from glasshouse.layers.attention import MultiHeadAttention
+from glasshouse.layers.norm import Norm
+from glasshouse.layers.residual import PostNorm
+from glasshouse.layers.sublayer import STREAM, TOKENS, VECTORS, HookPoint, Sublayer
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 
@@ -29,7 +32,7 @@ PARTS = {
 
 @dataclass(frozen=True)
 class Site:
-    """One activation of one model: a module's input or output, or, for scores and patterns, inside its kernel."""
+    """One activation of one model: a module's input or output, or something inside it, such as a pattern."""
 
     name: str
     axes: tuple[str, ...]
@@ -90,20 +93,25 @@ def sites(model: nn.Module) -> dict[str, Site]:
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", n_layers=1))
-    >>> print(*sites(model))
-    embed resid_pre.0 q.0 k.0 v.0 scores.0 pattern.0 z.0 attn_out.0 resid_mid.0 hidden.0 ffn_out.0 resid_post.0 final
+    >>> print(*sites(model))  # doctest: +NORMALIZE_WHITESPACE
+    token_embed embed resid_pre.0 attn_norm_scale.0 attn_norm.0 q.0 k.0 v.0 scores.0 pattern.0 z.0 result.0 attn_out.0
+    resid_mid.0 ffn_norm_scale.0 ffn_norm.0 gate.0 hidden_pre.0 hidden.0 ffn_out.0 resid_post.0 final_norm_scale final
     """
     model = unwrap_model(model)
+    # Each stack with the module that the token embeddings go into.
     match model:
         case Seq2Seq():
-            stacks: list[tuple[str, str, Stack]] = [
-                ("encoder.", "encoder", model.encoder),
-                ("decoder.", "decoder", model.decoder),
+            stacks: list[tuple[str, str, Stack, str]] = [
+                ("encoder.", "encoder", model.encoder, "encoder"),
+                ("decoder.", "decoder", model.decoder, "decoder"),
             ]
-        case Decoder() | Encoder():
-            stacks = [("", "stack", model.stack)]
+        case Encoder():
+            stacks = [("", "stack", model.stack, "segment")]
+        case Decoder():
+            stacks = [("", "stack", model.stack, "stack")]
     found: dict[str, Site] = {}
-    for prefix, path, stack in stacks:
+    for prefix, path, stack, entry in stacks:
+        found[f"{prefix}token_embed"] = Site(f"{prefix}token_embed", STREAM, model, entry, 0)
         for name, axes, inner, hook_point in _stack_sites(stack):
             found[prefix + name] = Site(prefix + name, axes, model, f"{path}.{inner}", hook_point)
     return found
@@ -180,7 +188,7 @@ def _translated(name: str) -> tuple[str, str]:
     """Return our name of a hook of TransformerLens, with its layer, and a remark; both empty for other names.
 
     >>> _translated("blocks.3.attn.hook_pattern"), _translated("hook_embed"), _translated("pattern.3")
-    (('pattern.3', ''), ('embed', ', positions included'), ('', ''))
+    (('pattern.3', ''), ('token_embed', ''), ('', ''))
     """
     block = re.match(r"(blocks|encoder|decoder)\.(\d+|\*)\.", name)
     ours, comma, remark = hints.SITES.get(name[block.end() :] if block else name, "").partition(", ")
@@ -211,13 +219,32 @@ def _stack_sites(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, Hook
         here = f"blocks.{number}"
         yield f"resid_pre.{number}", STREAM, here, 0
         for part in parts_of(block):
-            for site in sublayer_of(block, part).sites():
-                yield f"{site.name}.{number}", site.axes, f"{here}.{part}.layer.{site.path}", site.hook_point
             added, after = PARTS[part]
+            residual = unwrap_compiled(unwrap_compiled(block).get_submodule(part))
+            norm, norm_path = f"{added.removesuffix('_out')}_norm", f"{here}.{part}.norm"
+            scale = [(f"{norm}_scale.{number}", TOKENS, norm_path, "scale")] if has_scale(residual.norm) else []
+            if not isinstance(residual, PostNorm):
+                yield from scale
+                yield f"{norm}.{number}", STREAM, norm_path, "output"
+            layer, path = sublayer_of(block, part), f"{here}.{part}.layer"
+            for site in layer.sites():
+                yield f"{site.name}.{number}", site.axes, f"{path}.{site.path}", site.hook_point
+            if isinstance(layer, MultiHeadAttention):
+                yield f"{layer.prefix}result.{number}", VECTORS, f"{path}.out", "result"
             # Dropout is the last module before the residual sum.
             yield f"{added}.{number}", STREAM, f"{here}.{part}.drop", "output"
+            if isinstance(residual, PostNorm):
+                yield from scale
             yield f"{after}.{number}", STREAM, here if after == "resid_post" else f"{here}.{part}", "output"
+    if has_scale(stack.norm):
+        yield "final_norm_scale", TOKENS, "norm", "scale"
     yield "final", STREAM, "norm", "output"
+
+
+def has_scale(norm: nn.Module) -> bool:
+    """Whether a norm has a scale to record and edit: an identity has none, nor need a registered norm."""
+    norm = unwrap_compiled(norm)
+    return isinstance(norm, Norm) and type(norm).scale is not Norm.scale
 
 
 def sublayer_of(block: nn.Module, part: str) -> Sublayer:

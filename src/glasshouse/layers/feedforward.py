@@ -34,8 +34,8 @@ class FeedForward(Sublayer):
         return self.down
 
     def sites(self) -> list[LayerSite]:
-        """Return the neuron activations."""
-        return [LayerSite("hidden", NEURONS, "down", 0)]
+        """Return the neurons before and after the activation."""
+        return [LayerSite("hidden_pre", NEURONS, "activation", 0), LayerSite("hidden", NEURONS, "down", 0)]
 
     def stored_bytes(self, itemsize: int) -> int:
         """Return the neurons before and after the activation; a ReLU needs only where they were negative."""
@@ -60,6 +60,14 @@ class GatedFeedForward(FeedForward):
         """Map x [B, S, D] to [B, S, D]."""
         return self.down(self.activation(self.gate(x)) * self.up(x))
 
+    def sites(self) -> list[LayerSite]:
+        """Return the gate before its activation, what it multiplies, and the neurons."""
+        return [
+            LayerSite("gate", NEURONS, "activation", 0),
+            LayerSite("hidden_pre", NEURONS, "up", "output"),
+            LayerSite("hidden", NEURONS, "down", 0),
+        ]
+
     def fused(self, project: nn.Module) -> nn.Module:
         """Return the layer with one projection for gate and up."""
         return FusedGateUpFeedForward(self, project)
@@ -80,12 +88,13 @@ class FusedGateUpFeedForward(FeedForward):
     def __init__(self, layer: GatedFeedForward, project: nn.Module) -> None:
         nn.Module.__init__(self)
         self.gate_up = project
+        self.up = nn.Identity()  # for hooks
         self.activation, self.down, self.kind = layer.activation, layer.down, layer.kind
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to [B, S, D]."""
         gate, up = self.gate_up(x)
-        return self.down(self.activation(gate) * up)
+        return self.down(self.activation(gate) * self.up(up))
 
 
 class SquaredReLU(nn.Module):

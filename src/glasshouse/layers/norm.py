@@ -9,7 +9,18 @@ from glasshouse import registry, spec
 
 
 class Norm(nn.Module):
-    """Base class of norms, which inspection linearizes by `frozen`; gains start at 1 and biases at 0 by default."""
+    """Base class of norms, which inspection linearizes by `frozen`; gains start at 1 and biases at 0 by default.
+
+    A norm with `scale` and `rescaled` has a site for its scale.
+    """
+
+    def scale(self, x: Tensor) -> Tensor:
+        """Return what x [..., D] is divided by, [...]."""
+        raise NotImplementedError
+
+    def rescaled(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Normalise x [..., D] with a given scale [...]."""
+        raise NotImplementedError
 
     def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
         """Return a direction [B, D] after the norm as one before it, and a constant, frozen as it is for x [B, D].
@@ -22,12 +33,20 @@ class Norm(nn.Module):
 class LayerNorm(nn.LayerNorm, Norm):
     """Layer normalisation."""
 
+    def scale(self, x: Tensor) -> Tensor:
+        """Return the standard deviation."""
+        return (x.var(-1, correction=0) + self.eps).sqrt()
+
+    def rescaled(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Subtract the mean and divide by a given standard deviation [...]."""
+        y = (x - x.mean(-1, keepdim=True)) / scale[..., None] * self.weight
+        return y if self.bias is None else y + self.bias
+
     def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
         """Freeze mean and variance."""
         scaled = direction * self.weight
-        deviation = (x.var(-1, correction=0, keepdim=True) + self.eps).sqrt()
         constant = 0.0 if self.bias is None else (direction * self.bias).sum(-1)
-        return (scaled - scaled.mean(-1, keepdim=True)) / deviation, constant
+        return (scaled - scaled.mean(-1, keepdim=True)) / self.scale(x)[..., None], constant
 
 
 class RMSNorm(nn.RMSNorm, Norm):
@@ -38,10 +57,18 @@ class RMSNorm(nn.RMSNorm, Norm):
         # Under autocast, queries and keys are in low precision; torch's fused kernel wants gain and input alike.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
-    def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
-        """Freeze the mean square."""
+    def scale(self, x: Tensor) -> Tensor:
+        """Return the root mean square."""
         assert self.eps is not None  # a spec always sets it
-        return direction * self.weight / (x.square().mean(-1, keepdim=True) + self.eps).sqrt(), 0.0
+        return (x.square().mean(-1) + self.eps).sqrt()
+
+    def rescaled(self, x: Tensor, scale: Tensor) -> Tensor:
+        """Divide by a given root mean square [...]."""
+        return x / scale[..., None] * self.weight
+
+    def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
+        """Freeze the root mean square."""
+        return direction * self.weight / self.scale(x)[..., None], 0.0
 
 
 def make_norm(choice: spec.Norm, width: int) -> nn.Module:

@@ -14,9 +14,11 @@ from glasshouse.layers.cache import KVShape
 from glasshouse.layers.flops import FlopCount
 
 Inside = Literal["scores", "pattern"]  # intermediates of a kernel: not the input or output of any module
-HookPoint = Literal["output"] | Inside | int  # a module's output, an intermediate, or argument number
+Derived = Literal["scale", "result"]  # of a norm; of an output projection, what each head writes
+HookPoint = Literal["output"] | Inside | Derived | int  # a module's output, an intermediate, or argument number
 INSIDE: tuple[Inside, ...] = ("scores", "pattern")
 
+TOKENS = ("batch", "position")
 STREAM = ("batch", "position", "width")
 NEURONS = ("batch", "position", "neuron")
 VECTORS = ("batch", "head", "position", "width")
