@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.inspection.sites import Site, unwrap_compiled
+from glasshouse.layers.attention import MultiHeadAttention
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.sublayer import Derived
 
@@ -22,7 +23,9 @@ def derive(site: Site, x: Tensor) -> Tensor:
     module = unwrap_compiled(site.module)
     if isinstance(module, Norm):
         return module.scale(x)
-    n_heads = site.model.get_submodule(site.path.rpartition(".")[0]).n_heads
+    attention = site.model.get_submodule(site.path.rpartition(".")[0])
+    assert isinstance(attention, MultiHeadAttention)
+    n_heads = attention.n_heads
     own = torch.eye(n_heads, dtype=x.dtype, device=x.device)[..., None]  # [H, H, 1]
     heads = [(x.unflatten(-1, (n_heads, -1)) * one).flatten(-2) for one in own]
     # Through the projection itself, which may be quantized or have LoRA; not its hooks.

@@ -6,13 +6,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
 from glasshouse.inspection.hooks import Hook, hook_manager_of
+from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.inputs.forward_pass import check_full_sequence
 from glasshouse.inspection.sites import Selection, Site, select, unwrap_model
 
@@ -197,33 +198,24 @@ class BatchedEdits:
     """A prompt whose metric is computed under one edit at a time, in batches of copies with an edit each."""
 
     model: nn.Module
-    inputs: tuple[Tensor, ...]
-    model_kwargs: Mapping[str, Any]
+    prompt: CallArguments
     metric: Callable[[Tensor], Tensor]  # of the output of one copy
     n_outputs: int  # elements in the output of one copy
 
     def __post_init__(self) -> None:
-        check_full_sequence({"cache": self.model_kwargs.get("cache")})  # logits_to_keep is allowed
+        check_full_sequence({"cache": self.prompt.model_kwargs.get("cache")})  # logits_to_keep is allowed
 
     def metric_per_edit(self, site: str, edit_at: EditAt, n_edits: int, n_elements: int) -> Tensor:
         """Return the metric under each edit of a site, whose activation has `n_elements`, [edit]."""
-        widest = sum(ids.numel() for ids in self.inputs) * unwrap_model(self.model).spec.d_ff
+        widest = sum(ids.numel() for ids in self.prompt.inputs) * unwrap_model(self.model).spec.d_ff
         batch_size = max(1, MAX_ELEMENTS // max(widest, self.n_outputs, n_elements))
         values: list[Tensor] = []
         for start in range(0, n_edits, batch_size):
             indices = range(start, min(start + batch_size, n_edits))
             with edit(self.model, {site: partial(_edit_each, edit_at, indices)}):
-                output = self._run(len(indices))
+                output = self.prompt.repeated(len(indices)).run(self.model)
             values += [self.metric(one) for one in output.chunk(len(indices))]
         return torch.stack(values)
-
-    def _run(self, copies: int) -> Tensor:
-        # Every keyword but logits_to_keep has a batch axis.
-        kwargs = {
-            name: given if name == "logits_to_keep" else _repeat(given, copies)
-            for name, given in self.model_kwargs.items()
-        }
-        return self.model(*(_repeat(given, copies) for given in self.inputs), **kwargs)
 
 
 def _edit_each(edit_at: EditAt, indices: range, value: Tensor) -> Tensor:
@@ -232,7 +224,3 @@ def _edit_each(edit_at: EditAt, indices: range, value: Tensor) -> Tensor:
     for copy, index in zip(copies, indices, strict=True):
         edit_at(copy, index)
     return copies.flatten(0, 1)
-
-
-def _repeat(given: object, copies: int) -> object:
-    return given.repeat(copies, *(1 for _ in given.shape[1:])) if isinstance(given, Tensor) else given

@@ -82,6 +82,11 @@ class Selection:
                     f"{self.name} has {axis} index {one}, but that axis has size {size}; use 0 to {size - 1}."
                 )
 
+    def part(self, value: Tensor) -> Tensor:
+        """Return a view of the selected slice that keeps every axis."""
+        self.check(value.shape)
+        return value[tuple(slice(one, one + 1 or None) if isinstance(one, int) else one for one in self.index)]
+
     def of(self, value: Tensor) -> Tensor:
         """Return the selected slice of an activation."""
         self.check(value.shape)
@@ -212,8 +217,11 @@ def suggest_site(name: str, known: Collection[str]) -> str:
     return advice
 
 
-def _stack_sites(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, HookPoint]]:
-    """Yield name, axes, path within the stack and hook point of each site."""
+_Place = tuple[str, tuple[str, ...], str, HookPoint]  # name, axes, path within the stack, hook point
+
+
+def _stack_sites(stack: Stack) -> Iterator[_Place]:
+    """Yield the sites of a stack, in order."""
     yield "embed", STREAM, "drop", "output"
     for number, block in enumerate(stack.blocks):
         here = f"blocks.{number}"
@@ -221,9 +229,12 @@ def _stack_sites(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, Hook
         for part in parts_of(block):
             added, after = PARTS[part]
             residual = unwrap_compiled(unwrap_compiled(block).get_submodule(part))
+            is_post = isinstance(residual, PostNorm)
             norm, norm_path = f"{added.removesuffix('_out')}_norm", f"{here}.{part}.norm"
-            scale = [(f"{norm}_scale.{number}", TOKENS, norm_path, "scale")] if has_scale(residual.norm) else []
-            if not isinstance(residual, PostNorm):
+            scale: list[_Place] = []
+            if has_scale(residual.get_submodule("norm")):
+                scale.append((f"{norm}_scale.{number}", TOKENS, norm_path, "scale"))
+            if not is_post:
                 yield from scale
                 yield f"{norm}.{number}", STREAM, norm_path, "output"
             layer, path = sublayer_of(block, part), f"{here}.{part}.layer"
@@ -233,7 +244,7 @@ def _stack_sites(stack: Stack) -> Iterator[tuple[str, tuple[str, ...], str, Hook
                 yield f"{layer.prefix}result.{number}", VECTORS, f"{path}.out", "result"
             # Dropout is the last module before the residual sum.
             yield f"{added}.{number}", STREAM, f"{here}.{part}.drop", "output"
-            if isinstance(residual, PostNorm):
+            if is_post:
                 yield from scale
             yield f"{after}.{number}", STREAM, here if after == "resid_post" else f"{here}.{part}", "output"
     if has_scale(stack.norm):

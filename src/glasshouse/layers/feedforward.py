@@ -88,7 +88,7 @@ class FusedGateUpFeedForward(FeedForward):
     def __init__(self, layer: GatedFeedForward, project: nn.Module) -> None:
         nn.Module.__init__(self)
         self.gate_up = project
-        self.up = nn.Identity()  # for hooks
+        self.up = nn.Identity()  # type: ignore[assignment]  # for hooks
         self.activation, self.down, self.kind = layer.activation, layer.down, layer.kind
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:

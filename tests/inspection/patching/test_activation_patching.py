@@ -5,6 +5,7 @@ Tolerances are those of tests/models/test_properties.py: float64, some dozen ope
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -21,7 +22,9 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection import editing
+from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.patching.activation_patching import ActivationPatching, activation_patching, patch
+from glasshouse.inspection.patching.edge_runner import EdgeRunner
 from glasshouse.inspection.patching.path_patching import path_patching
 from glasshouse.inspection.sites import sites
 from glasshouse.layers.attention import merge_heads, split_heads
@@ -341,14 +344,47 @@ def test_half_precision_metrics_are_float32(dtype: torch.dtype) -> None:
     assert found.effect[-1].tolist() == [0.0] * 5 + [1.0]
 
 
+@pytest.mark.parametrize(
+    ("site", "axis", "names"),
+    [
+        ("z", ("head", "position"), "z.{layer}[head={0}, position={1}]"),
+        ("z", ("position", "head"), "z.{layer}[head={1}, position={0}]"),
+        ("k", ("head", "position"), "k.{layer}[head={0}, position={1}]"),
+        ("z[head=-1]", None, "z.{layer}[head=3, position={0}]"),
+        ("resid_post[width=5:9]", "position", "resid_post.{layer}[position={0}, width=5:9]"),
+        ("pattern[query=2:4]", ("head", "query"), "pattern.{layer}[head={0}, query={1}+2]"),
+        ("attn_norm_scale", None, "attn_norm_scale.{layer}[position={0}]"),
+        ("embed", "position", "embed[position={0}]"),
+        ("z.1", "head", "z.1[head={0}]"),
+    ],
+)
+def test_several_axes_and_parts_equal_one_patch_at_a_time(site: str, axis: Any, names: str) -> None:  # noqa: ANN401
+    model = small(n_kv_heads=2)
+    found = activation_patching(model, IDS, OTHER, site, axis=axis, metric=weighted_sum)
+    layers = range(2) if "{layer}" in names else range(1)
+    assert found.effect.shape == (len(layers), *map(len, found.axis_labels))
+    assert len(found.layer_labels) == len(layers)
+    for layer in layers:
+        for index in itertools.product(*map(range, found.effect.shape[1:])):
+            name = names.format(*index, layer=layer).replace("query=0+2", "query=2").replace("query=1+2", "query=3")
+            assert_close(found.metric_values[layer][index], weighted_sum(patch(model, IDS, OTHER, name)))
+    assert set(found.axes) == {name for name, value in vars(found).items() if isinstance(value, Tensor)}
+    assert all(len(found.axes[name]) == getattr(found, name).dim() for name in found.axes)
+    assert found._repr_html_().count("<tr>") == found.effect.flatten(0, -2).shape[0] + 1
+
+
 def test_invalid_activation_patching_is_refused() -> None:
     model = small()
-    with pytest.raises(InputError, match=r"the layers have no site 'resid_pots', .*; did you mean resid_post\?"):
+    with pytest.raises(InputError, match=r"the layers have no site 'resid_pots'; did you mean resid_post\?"):
         activation_patching(model, IDS, OTHER, "resid_pots")
-    with pytest.raises(InputError, match=r"the layers have no site 'z\.1', named without the layer; "):
-        activation_patching(model, IDS, OTHER, "z.1")
-    with pytest.raises(InputError, match="the layers have no site 'final'"):
-        activation_patching(model, IDS, OTHER, "final")
+    with pytest.raises(InputError, match=r"the layers have no site 'z\.7'; "):
+        activation_patching(model, IDS, OTHER, "z.7")
+    with pytest.raises(InputError, match=r"z.0\[head=9\] has head index 9, but that axis has size 4"):
+        activation_patching(model, IDS, OTHER, "z.0[head=9]", metric=weighted_sum)
+    with pytest.raises(InputError, match=r"z\[head=1\] has no axis 'head' to patch along; it has position, width"):
+        activation_patching(model, IDS, OTHER, "z[head=1]", axis=("head", "position"))
+    with pytest.raises(InputError, match="must be one or several different of head, position, width"):
+        activation_patching(model, IDS, OTHER, "z", axis=("head", "head"))
     with pytest.raises(InputError, match="resid_post has no axis 'head' to patch along; it has position, width"):
         activation_patching(model, IDS, OTHER, "resid_post", axis="head")
     with pytest.raises(InputError, match="z has no axis 'batch' to patch along"):
@@ -372,8 +408,8 @@ def test_activation_patching_html_has_tokens() -> None:
     here, there = (torch.tensor([tok.encode(text, add_special_tokens=False)]) for text in ("<b>a", "<b>c"))
     model = build_random(gh.preset("tiny-decoder", vocab_size=263))
     found = activation_patching(model, here, there, "resid_post", tok=tok)
-    assert found.axis_labels[-1] == "a → c"
-    assert "".join(found.axis_labels[:-1]) == "<b>"
+    assert found.axis_labels[0][-1] == "a → c"
+    assert "".join(found.axis_labels[0][:-1]) == "<b>"
     html = found._repr_html_()
     assert "a → c" in html
     assert "<b>" not in html
@@ -397,12 +433,13 @@ def test_source_keys_are_labelled_by_their_tokens() -> None:
         ("decoder.resid_post", "position"): target,
     }
     for (site, by), names in expected.items():
-        assert activation_patching(model, here, there, site, axis=by, metric=weighted_sum).axis_labels == names
+        assert activation_patching(model, here, there, site, axis=by, metric=weighted_sum).axis_labels == (names,)
 
 
 def test_html_of_many_positions_stays_small() -> None:
     wide = torch.rand(3, 1000)
-    html = ActivationPatching(wide, wide, wide[0, 0], wide[0, 1], "z", "position", ("word",) * 1000)._repr_html_()
+    rows, columns = ("layer 0", "layer 1", "layer 2"), (("word",) * 1000,)
+    html = ActivationPatching(wide, wide, wide[0, 0], wide[0, 1], "z", ("position",), rows, columns)._repr_html_()
     assert "936 more positions are not shown" in html
     assert html.count("<td") == 3 * 64
 
@@ -537,16 +574,24 @@ def test_no_effect_on_a_receiver_orthogonal_to_the_sender(linear_model: Model) -
         (
             "z.1[head=0]",
             "q.1[head=0]",
-            r"there is no path .* from z.1\[head=0\] to q.1\[head=0\]; give a sender in an",
+            r"there is no path .* from z.1\[head=0\] to q.1\[head=0\]; give a writer before the",
         ),
         ("z.1[head=0]", "v.0", "there is no path through the residual stream from z.1"),
         (
             "resid_post.0",
             "q.1",
-            "the sender is 'resid_post.0', but it must be one site of z, cross_z; name its layer",
+            "the writer is 'resid_post.0', but it must be one site of embed, z, cross_z, ffn_out; name its layer",
         ),
-        ("z.*", "q.1", r"the sender is 'z.\*', but it must be one site of z, cross_z; name its layer"),
-        ("z.0", "z.1", "the receiver is 'z.1', but it must be one site of q, k, v, cross_q; name its layer"),
+        (
+            "z.*",
+            "q.1",
+            r"the writer is 'z.\*', but it must be one site of embed, z, cross_z, ffn_out; name its layer",
+        ),
+        (
+            "z.0",
+            "z.1",
+            "the reader is 'z.1', but it must be one site of q, k, v, cross_q, cross_k, cross_v, or ffn",
+        ),
     ],
 )
 def test_invalid_paths_are_refused(sender: str, receiver: str, sentence: str) -> None:
@@ -562,7 +607,7 @@ def test_invalid_paths_are_refused(sender: str, receiver: str, sentence: str) ->
             "decoder.q.1",
             "there is no path through the residual stream from encoder.z.0 to decoder.q.1",
         ),
-        ("decoder.z.0", "decoder.cross_k.1", "the receiver is 'decoder.cross_k.1', but"),
+        ("decoder.z.0", "decoder.cross_k.1", "there is no path .* from decoder.z.0 to decoder.cross_k.1"),
     ],
 )
 def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) -> None:
@@ -570,6 +615,97 @@ def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) ->
     here, there = prompts(model)
     with pytest.raises(InputError, match=sentence):
         path_patching(model, here, there, sender, receiver)
+
+
+@pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("kind", ["gelu", "swiglu"])
+def test_paths_from_and_into_every_component_by_hand(order: str, kind: str) -> None:
+    """The embedding and a feed-forward layer as writers, a feed-forward layer and the logits as readers."""
+    model = small(n_layers=3, norm_placement=order, feedforward=kind, position="learned", final_norm=True)
+    with gh.record(model, "embed", "z.*", "ffn_out.*") as here:
+        model(IDS)
+    with gh.record(model, "embed", "ffn_out.0") as there:
+        model(OTHER)
+    z, ffn_out = list(here["z.*"]), list(here["ffn_out.*"])
+
+    def to_logits(embed: Tensor, ffn: Tensor) -> Tensor:
+        x = stream_by_hand(model, embed, z, [ffn, *ffn_out[1:]])
+        with gh.edit(model, {"resid_post.2": x}):
+            return model(IDS)
+
+    for writer, embed, ffn in (
+        ("embed", there["embed"], ffn_out[0]),
+        ("ffn_out.0", here["embed"], there["ffn_out.0"]),
+    ):
+        found = path_patching(model, IDS, OTHER, writer, "logits", metric=weighted_sum)
+        assert_close(found.output, to_logits(embed, ffn))
+    block = model.stack.blocks[2]
+    x = stream_by_hand(model, here["embed"], z[:2], [there["ffn_out.0"], ffn_out[1]])
+    gathered = block.attention.layer.out(merge_heads(z[2]))
+    middle = {"pre": lambda: x + gathered, "post": lambda: block.attention.norm(x + gathered)}.get(
+        order, lambda: x + block.attention.norm_out(gathered)
+    )()
+    made = block.feedforward.layer(middle if order == "post" else block.feedforward.norm(middle), None)
+    with gh.edit(model, {"ffn_out.2": block.feedforward.norm_out(made) if order == "sandwich" else made}):
+        expected = model(IDS)
+    found = path_patching(model, IDS, OTHER, "ffn_out.0", "ffn.2", metric=weighted_sum)
+    assert_close(found.output, expected)
+    assert not torch.allclose(expected, model(IDS))
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
+def test_longer_paths_and_sets_of_paths_equal_edges(kind: str) -> None:
+    """The same path as a set of edges, of which the first carries what is written in the clean run."""
+    model = small(kind, n_layers=3, n_kv_heads=2, norm_placement="pre", final_norm=True)
+    here, there = (CallArguments(given, {}) for given in prompts(model))
+    edges = EdgeRunner(model, here, there)
+    graph = edges.graph
+    at = "" if kind == "tiny-decoder" else "decoder."
+    paths: list[tuple[list[tuple[str, str]], tuple[Any, ...]]] = [
+        (
+            [("z.0[head=1]", "q.1[head=2]"), ("z.1[head=2]", "logits")],
+            ("z.0[head=1]", "q.1[head=2]", "logits"),
+        ),
+        (
+            # Both query heads of a KV head write what they make of its keys.
+            [("embed", "k.1[head=1]"), ("z.1[head=2]", "ffn.2"), ("z.1[head=3]", "ffn.2"), ("ffn_out.2", "logits")],
+            ("embed", "k.1[head=1]", "ffn.2", "logits"),
+        ),
+        (
+            [
+                ("z.0[head=0]", "k.1[head=0]"), ("z.0[head=0]", "v.1[head=0]"), ("ffn_out.0", "k.1[head=0]"),
+                ("ffn_out.0", "v.1[head=0]"), ("z.1[head=0]", "v.2[head=1]"), ("z.1[head=1]", "v.2[head=1]"),
+                ("z.2[head=2]", "logits"), ("z.2[head=3]", "logits"),
+            ],
+            (["z.0[head=0]", "ffn_out.0"], ["k.1[head=0]", "v.1[head=0]"], "v.2[head=1]", "logits"),
+        ),
+    ]  # fmt: skip
+    for each, path in paths:
+        chosen, patched = torch.zeros(2, 1, *graph.exists.shape)
+        first = {path[0]} if isinstance(path[0], str) else {*path[0]}
+        for writer, reader in each:
+            place = graph.place(at + writer, reader if reader == "logits" else at + reader)
+            (patched if writer in first else chosen)[0][place] = 1
+        named = [
+            [one if one == "logits" else at + one for one in ([place] if isinstance(place, str) else place)]
+            for place in path
+        ]
+        found = path_patching(model, *prompts(model), *named, metric=weighted_sum)
+        assert_close(found.output, edges.run(chosen, patched)[0])
+        assert not torch.allclose(found.output, edges.corrupted_output)
+
+
+def test_a_path_from_the_encoder_into_cross_attention() -> None:
+    model = small("tiny-seq2seq", n_layers=2, norm_placement="pre", final_norm=True)
+    here, there = (CallArguments(given, {}) for given in prompts(model))
+    edges = EdgeRunner(model, here, there)
+    chosen, patched = torch.zeros(2, 1, *edges.graph.exists.shape)
+    patched[0][edges.graph.place("encoder.ffn_out.0", "decoder.cross_v.1[head=2]")] = 1
+    chosen[0][edges.graph.place("decoder.cross_z.1[head=2]", "logits")] = 1
+    path = ("encoder.ffn_out.0", "decoder.cross_v.1[head=2]", "logits")
+    found = path_patching(model, *prompts(model), *path, metric=weighted_sum)
+    assert_close(found.output, edges.run(chosen, patched)[0])
+    assert not torch.allclose(found.output, edges.corrupted_output)
 
 
 def test_path_patching_html() -> None:

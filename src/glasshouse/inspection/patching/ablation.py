@@ -13,10 +13,11 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.inspection.display.html import Drawing, HtmlDisplay
 from glasshouse.inspection.editing import BatchedEdits
+from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.inputs.stack_input import make_stack_input
 from glasshouse.inspection.inputs.text_input import Input, encode_inputs
-from glasshouse.inspection.patching.activation_patching import draw_layers, layers_of
+from glasshouse.inspection.patching.activation_patching import draw_rows, layers_of
 from glasshouse.inspection.patching.metrics import Metric, cross_entropy_metric, scalar_metric
 from glasshouse.inspection.sites import unwrap_model
 from glasshouse.models import Seq2Seq
@@ -41,12 +42,8 @@ class Ablation(HtmlDisplay):
 
     def _drawings(self) -> list[Drawing]:
         caption = f"increase over {self.baseline.item():.4g} when each {self.component} is ablated"
-        return draw_layers(
-            self.metric_increase,
-            [str(number) for number in range(self.metric_increase.shape[1])],
-            self.component,
-            caption,
-        )
+        rows, columns = ([str(number) for number in range(size)] for size in self.metric_increase.shape)
+        return draw_rows(self.metric_increase, [f"layer {row}" for row in rows], columns, self.component, caption)
 
 
 def ablation_effects(
@@ -101,7 +98,7 @@ def ablation_effects(
     with eval_mode(model):
         scalar = scalar_metric(metric or cross_entropy_metric(model, given_ids, targets, kwargs))
         output = model(*given_ids, **kwargs)
-        edits = BatchedEdits(model, given_ids, kwargs, scalar, output.numel())
+        edits = BatchedEdits(model, CallArguments(given_ids, kwargs), scalar, output.numel())
         baseline = scalar(output)
         for name in names:
             rows.append(edits.metric_per_edit(name, ablate, per_layer, n_elements=0))

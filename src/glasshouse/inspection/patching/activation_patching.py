@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,11 +15,12 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.inspection.display.html import MAX_COLUMNS, Drawing, Heatmap, HtmlDisplay, labels
 from glasshouse.inspection.editing import BatchedEdits, Change, edit
+from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.inputs.forward_pass import check_full_sequence, eval_mode
 from glasshouse.inspection.inputs.text_input import Input, encode_inputs
-from glasshouse.inspection.patching.metrics import Metric, logit_diff_metrics, scalar_metric, supports_last_logit_only
+from glasshouse.inspection.patching.metrics import Metric, keep_last_logit, logit_diff_metrics, scalar_metric
 from glasshouse.inspection.recording import Recording, record
-from glasshouse.inspection.sites import sites, unwrap_model
+from glasshouse.inspection.sites import Selection, select, sites, unwrap_model
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
@@ -53,20 +55,9 @@ def patch(
             return here.run(model)
 
 
-class _Prompt(NamedTuple):
-    """The positional and keyword arguments of a model."""
-
-    inputs: tuple[Tensor, ...]
-    model_kwargs: dict[str, Any]
-
-    def run(self, model: nn.Module) -> Tensor:
-        output: Tensor = model(*self.inputs, **self.model_kwargs)
-        return output
-
-
 def prompt_pair(
     model: nn.Module, corrupted: Prompt, clean: Prompt, model_kwargs: Mapping[str, Any], tok: Tokenizer | None = None
-) -> tuple[_Prompt, _Prompt]:
+) -> tuple[CallArguments, CallArguments]:
     """Return both prompts, each with its keyword arguments: of a pair, the first is for `corrupted`."""
     check_full_sequence({"cache": model_kwargs.get("cache")})
     for name, given in model_kwargs.items():
@@ -80,37 +71,42 @@ def prompt_pair(
     )
     whole = unwrap_model(model)
     return (
-        _Prompt(*encode_inputs(whole, _inputs(whole, corrupted), of_corrupted, tok)),
-        _Prompt(*encode_inputs(whole, _inputs(whole, clean), of_clean, tok)),
+        CallArguments(*encode_inputs(whole, _inputs(whole, corrupted), of_corrupted, tok)),
+        CallArguments(*encode_inputs(whole, _inputs(whole, clean), of_clean, tok)),
     )
 
 
 @dataclass(frozen=True, eq=False, repr=False)
 class ActivationPatching(HtmlDisplay):
-    """The effect on a metric of patching each position or head of each layer alone.
+    """The effect on a metric of patching each position or head of each layer alone, or each pair of two such axes.
 
     >>> half = torch.tensor([[0.5]])
-    >>> ActivationPatching(half, 2 * half, torch.tensor(0.0), torch.tensor(2.0), "z", "head", ("0",)).effect
+    >>> zero, two = torch.tensor(0.0), torch.tensor(2.0)
+    >>> ActivationPatching(half, 2 * half, zero, two, "z", ("head",), ("layer 0",), (("0",),)).effect
     tensor([[0.5000]])
     """
 
-    axes: ClassVar[Mapping[str, tuple[str, ...]]] = {
-        "effect": ("layer", "axis"),
-        "metric_values": ("layer", "axis"),
-        "corrupted_baseline": (),
-        "clean_baseline": (),
-    }
-    effect: Tensor  # 0: the metric is that of the corrupted run; 1: that of the clean run
+    effect: Tensor  # [layer, *axis]; 0: the metric is that of the corrupted run; 1: that of the clean run
     metric_values: Tensor  # with each patch
     corrupted_baseline: Tensor  # the metric on `corrupted`
     clean_baseline: Tensor  # the metric on `clean`
     site: str
-    axis: str  # the axis patched along: position, head
-    axis_labels: tuple[str, ...]  # tokens, or numbers
+    axis: tuple[str, ...]  # the axes patched along, such as head, position
+    layer_labels: tuple[str, ...]
+    axis_labels: tuple[tuple[str, ...], ...]  # of each axis: tokens, or numbers
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        """The names of the axes of each tensor."""
+        each = ("layer", *self.axis)
+        return {"effect": each, "metric_values": each, "corrupted_baseline": (), "clean_baseline": ()}
 
     def _drawings(self) -> list[Drawing]:
-        caption = f"effect of patching {self.site} at each {self.axis}: 0 as corrupted, 1 as clean"
-        return draw_layers(self.effect, self.axis_labels, self.axis, caption)
+        caption = f"effect of patching {self.site} at each {' and '.join(self.axis)}: 0 as corrupted, 1 as clean"
+        rows = list(self.layer_labels)
+        for axis, names in zip(self.axis[:-1], self.axis_labels[:-1], strict=True):
+            rows = [f"{row}, {axis} {name}" for row in rows for name in names]
+        return draw_rows(self.effect.flatten(0, -2), rows, self.axis_labels[-1], self.axis[-1], caption)
 
 
 def activation_patching(
@@ -119,7 +115,7 @@ def activation_patching(
     clean: Prompt,
     site: str,
     *,
-    axis: str | None = None,
+    axis: str | Sequence[str] | None = None,
     metric: Metric | None = None,
     tok: Tokenizer | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -127,10 +123,12 @@ def activation_patching(
 ) -> ActivationPatching:
     """Patch a site in each layer at each index of an axis alone, and return the effect on a metric.
 
-    `site` is a name without its layer: `resid_post`, `z`, `decoder.cross_z`. `axis` is the axis to patch along: by
-    default heads if the site has them, else positions. `metric` maps an output to a scalar; by default it is the
-    logit difference at the last token between the top prediction on `clean` and that on `corrupted`. `model_kwargs`
-    and `tok` are as in `patch`. After each layer `progress` is called with the number of patches done and in all.
+    `site` is a name without its layer, which stands for all layers: `resid_post`, `decoder.cross_z`; or one of
+    `record`: `embed`, `z.3`. With an index only that part is patched: `z[head=1]`. `axis` is the axis to patch along,
+    or several, such as `("head", "position")`: by default heads if the site has them, else positions. `metric` maps
+    an output to a scalar; by default it is the logit difference at the last token between the top prediction on
+    `clean` and that on `corrupted`. `model_kwargs` and `tok` are as in `patch`. After each layer `progress` is called
+    with the number of patches done and in all.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -138,40 +136,78 @@ def activation_patching(
     >>> found = activation_patching(model, a, b, "resid_post", metric=lambda logits: logits[0, -1, 7])
     >>> found.effect.shape, found.effect[1].round(decimals=3).abs()  # the metric depends on the last position alone
     (torch.Size([2, 3]), tensor([0., 0., 1.]))
+    >>> by_both = activation_patching(model, a, b, "z", axis=("head", "position"), metric=lambda logits: logits.sum())
+    >>> by_both.effect.shape
+    torch.Size([2, 4, 3])
     """
-    names, axes = layers_of(model, site)
-    axis = axis or axes[1]  # head or position
-    if axis not in axes[1:]:
-        raise InputError(f"{site} has no axis {axis!r} to patch along; {did_you_mean(axis, axes[1:])}")
-    dim, (here, there) = axes.index(axis), prompt_pair(model, corrupted, clean, model_kwargs, tok)
-    if metric is None and supports_last_logit_only(model, *here) and supports_last_logit_only(model, *there):
-        for prompt in (here, there):
-            prompt.model_kwargs.setdefault("logits_to_keep", torch.tensor([-1], device=prompt.inputs[-1].device))
+    selections, axes = layers_at(model, site), patched_axes(model, site, axis)
+    here, there = prompt_pair(model, corrupted, clean, model_kwargs, tok)
+    if metric is None:
+        keep_last_logit(model, here, there)
     rows: list[Tensor] = []
+    sizes: tuple[int, ...] = ()
     with eval_mode(model):
         outputs = here.run(model), there.run(model)
         scalar, corrupted_baseline, clean_baseline = metric_and_baselines(model, (here, there), outputs, metric)
-        edits = BatchedEdits(model, here.inputs, here.model_kwargs, scalar, outputs[0].numel())
-        for name in names:  # one at a time: the patterns of all layers may not fit in memory
+        edits = BatchedEdits(model, here, scalar, outputs[0].numel())
+        for one in selections:  # one at a time: the patterns of all layers may not fit in memory
+            name = one.site.name
             with record(model, name, stop=True) as seen:
                 there.run(model)
-            value = seen[name]
-            rows.append(
-                edits.metric_per_edit(name, partial(_patch_at, name, value, dim), value.shape[dim], value.numel())
-            )
+            value, dims = seen[name], [one.site.axes.index(axis) for axis in axes]
+            sizes = tuple(one.part(value).shape[dim] for dim in dims)
+            put = partial(_patch_at, one, value, dims, sizes)
+            rows.append(edits.metric_per_edit(name, put, math.prod(sizes), value.numel()).view(sizes))
             if progress is not None:
-                progress(len(rows) * value.shape[dim], len(names) * value.shape[dim])
+                progress(len(rows) * rows[0].numel(), len(selections) * rows[0].numel())
     values = torch.stack(rows)
-    axis_labels = _token_labels(site, axis, here.inputs, there.inputs, tok) or tuple(map(str, range(values.shape[1])))
     return ActivationPatching(
         effect=(values - corrupted_baseline) / (clean_baseline - corrupted_baseline),
         metric_values=values,
         corrupted_baseline=corrupted_baseline,
         clean_baseline=clean_baseline,
         site=site,
-        axis=axis,
-        axis_labels=axis_labels,
+        axis=axes,
+        layer_labels=layer_labels(selections),
+        axis_labels=labels_of(selections[0], axes, sizes, (here, there), tok),
     )
+
+
+def layers_at(model: nn.Module, site: str) -> list[Selection]:
+    """Return the selections of a site named without its layer, or with it, and perhaps with an index.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder"))
+    >>> [one.name for one in layers_at(model, "z[head=1]")], [one.name for one in layers_at(model, "embed")]
+    (['z.0[head=1]', 'z.1[head=1]'], ['embed'])
+    """
+    stem, bracket, index = site.partition("[")
+    known = sites(model)
+    stems = dict.fromkeys(found for found in map(stem_of, known) if found)
+    if stem in stems:
+        return [one for name in known if stem_of(name) == stem for one in select(model, name + bracket + index)]
+    if stem not in known:
+        stems |= dict.fromkeys(name for name in known if not stem_of(name))
+        raise InputError(f"the layers have no site {stem!r}; {did_you_mean(stem, stems)}")
+    return select(model, site)
+
+
+def patched_axes(model: nn.Module, site: str, axis: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the axes to patch along; by default the first after the batch that is not indexed."""
+    one = layers_at(model, site)[0]
+    free = [name for name in one.axes if name != "batch"]
+    axes = (axis,) if isinstance(axis, str) else tuple(axis or free[:1])
+    if wrong := [name for name in axes if name not in free]:
+        raise InputError(f"{site} has no axis {wrong[0]!r} to patch along; {did_you_mean(wrong[0], free)}")
+    if not axes or len({*axes}) < len(axes):
+        raise InputError(f"axis is {axis!r}, but it must be one or several different of {', '.join(free) or 'none'}.")
+    return axes
+
+
+def layer_labels(selections: Sequence[Selection]) -> tuple[str, ...]:
+    """Return a label for each: its layer, or the name of a site outside the layers."""
+    names = [one.site.name for one in selections]
+    return tuple(f"layer {name.rpartition('.')[2]}" if stem_of(name) else name for name in names)
 
 
 def layers_of(model: nn.Module, site: str) -> tuple[list[str], tuple[str, ...]]:
@@ -181,20 +217,15 @@ def layers_of(model: nn.Module, site: str) -> tuple[list[str], tuple[str, ...]]:
     >>> layers_of(gh.build(gh.preset("tiny-decoder")), "ffn_out")
     (['ffn_out.0', 'ffn_out.1'], ('batch', 'position', 'width'))
     """
-    known = sites(model)
-    names = [name for name in known if stem_of(name) == site]
-    if not names:
-        stems = dict.fromkeys(stem for stem in map(stem_of, known) if stem)
-        raise InputError(f"the layers have no site {site!r}, named without the layer; {did_you_mean(site, stems)}")
-    return names, known[names[0]].axes
+    found = layers_at(model, site)
+    return [one.site.name for one in found], found[0].site.axes
 
 
-def draw_layers(values: Tensor, axis_labels: Sequence[str], axis: str, caption: str) -> list[Drawing]:
-    """Draw values [layer, axis], with at most MAX_COLUMNS columns."""
-    left = len(axis_labels) - MAX_COLUMNS
+def draw_rows(values: Tensor, rows: Sequence[str], columns: Sequence[str], axis: str, caption: str) -> list[Drawing]:
+    """Draw values [row, column], with at most MAX_COLUMNS columns."""
+    left = len(columns) - MAX_COLUMNS
     caption += f"; {left} more {axis}s are not shown" if left > 0 else ""
-    rows = [f"layer {layer}" for layer in range(len(values))]
-    return [Heatmap(values[:, :MAX_COLUMNS], rows, axis_labels[:MAX_COLUMNS], caption)]
+    return [Heatmap(values[:, :MAX_COLUMNS], rows, columns[:MAX_COLUMNS], caption)]
 
 
 def _inputs(model: Model, prompt: Prompt) -> tuple[Input, ...]:
@@ -210,19 +241,28 @@ def patches_of(seen: Recording) -> dict[str, Change]:
     """Return the edits that patch in recorded activations."""
 
     def put(name: str, value: Tensor, old: Tensor) -> Tensor:
-        _check_same_shape(name, value, old)
+        check_same_shape(name, value, old)
         return value
 
     return {name: partial(put, name, value) for name, value in seen.items()}
 
 
-def _patch_at(name: str, value: Tensor, dim: int, old: Tensor, index: int) -> None:
-    """Patch one index of an activation, in place."""
-    _check_same_shape(name, value, old)
-    old.select(dim, index).copy_(value.select(dim, index))
+def _patch_at(
+    one: Selection, value: Tensor, dims: Sequence[int], sizes: tuple[int, ...], old: Tensor, number: int
+) -> None:
+    """Patch an activation at one index of each axis, in place; `number` counts all of them."""
+    check_same_shape(one.name, value, old)
+    old, value = one.part(old), one.part(value)
+    for dim, size, stride in zip(
+        dims, sizes, [math.prod(sizes[place + 1 :]) for place in range(len(sizes))], strict=True
+    ):
+        index = number // stride % size
+        old, value = old.narrow(dim, index, 1), value.narrow(dim, index, 1)
+    old.copy_(value)
 
 
-def _check_same_shape(name: str, value: Tensor, old: Tensor) -> None:
+def check_same_shape(name: str, value: Tensor, old: Tensor) -> None:
+    """Raise InputError if an activation of `clean` has another shape than that of `corrupted`."""
     if value.shape != old.shape:
         raise InputError(
             f"{name} has shape {list(value.shape)} on clean, but {list(old.shape)} on corrupted; give prompts of the "
@@ -231,7 +271,10 @@ def _check_same_shape(name: str, value: Tensor, old: Tensor) -> None:
 
 
 def metric_and_baselines(
-    model: nn.Module, prompts: tuple[_Prompt, _Prompt], outputs: tuple[Tensor, Tensor], metric: Metric | None
+    model: nn.Module,
+    prompts: tuple[CallArguments, CallArguments],
+    outputs: tuple[Tensor, Tensor],
+    metric: Metric | None,
 ) -> tuple[Callable[[Tensor], Tensor], Tensor, Tensor]:
     """Return the metric of outputs on `corrupted`, and its value on either prompt."""
     if metric is None:
@@ -253,13 +296,26 @@ def stem_of(name: str) -> str:
     return stem if layer.isdigit() else ""
 
 
-def _token_labels(
-    site: str, axis: str, here: tuple[Tensor, ...], there: tuple[Tensor, ...], tok: Tokenizer | None
-) -> tuple[str, ...]:
-    """Return the tokens along an axis, both where the prompts differ; none for other axes or for a batch."""
-    if axis not in ("position", "query", "key") or len(here[-1]) > 1:
-        return ()
-    of_source = site.startswith("encoder.") or site.endswith(("cross_k", "cross_v"))
-    which = 0 if of_source or (axis == "key" and "cross" in site) else -1
-    pairs = zip(labels(here[which][0], tok), labels(there[which][0], tok), strict=True)
-    return tuple(old if old == new else f"{old} → {new}" for old, new in pairs)
+def labels_of(
+    one: Selection,
+    axes: Sequence[str],
+    sizes: Sequence[int],
+    prompts: tuple[CallArguments, CallArguments],
+    tok: Tokenizer | None,
+) -> tuple[tuple[str, ...], ...]:
+    """Return a label for each index of each axis: its token, both where the prompts differ, or its number."""
+    site, index = one.site, dict(zip(one.site.axes, one.index, strict=True))
+    here, there = (prompt.inputs for prompt in prompts)
+    found: list[tuple[str, ...]] = []
+    for axis, size in zip(axes, sizes, strict=True):
+        chosen = index[axis]
+        assert isinstance(chosen, slice)  # an axis with a single index is not patched along
+        names = [str(number) for number in range(chosen.start or 0, (chosen.start or 0) + size)]
+        if axis in ("position", "query", "key") and len(here[-1]) == 1:
+            stem = stem_of(site.name) or site.name
+            of_source = stem.startswith("encoder.") or stem.endswith(("cross_k", "cross_v"))
+            which = 0 if of_source or (axis == "key" and "cross" in stem) else -1
+            pairs = list(zip(labels(here[which][0], tok), labels(there[which][0], tok), strict=True))[chosen]
+            names = [old if old == new else f"{old} → {new}" for old, new in pairs]
+        found.append(tuple(names))
+    return tuple(found)

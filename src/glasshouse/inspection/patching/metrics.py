@@ -11,13 +11,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
+from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.inputs.forward_pass import layout_of, next_tokens
 from glasshouse.inspection.sites import unwrap_model
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead, NoHead, Pooler, last_token
 
 Metric = Callable[[Tensor], Tensor | float]  # of a model's output
-CallArgs = tuple[tuple[Tensor, ...], Mapping[str, Any]]  # positional and keyword arguments of a model
 
 IGNORE_INDEX = -100  # the default ignore_index of cross_entropy
 
@@ -39,7 +39,7 @@ def _scalar(metric: Metric, output: Tensor) -> Tensor:
 
 
 def logit_diff_metrics(
-    model: nn.Module, corrupted: CallArgs, clean: CallArgs, corrupted_output: Tensor, clean_output: Tensor
+    model: nn.Module, corrupted: CallArguments, clean: CallArguments, corrupted_output: Tensor, clean_output: Tensor
 ) -> tuple[Metric, Metric]:
     """Return the logit difference at the last token: the clean run's top prediction minus the corrupted run's.
 
@@ -48,7 +48,7 @@ def logit_diff_metrics(
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> corrupted, clean = torch.tensor([[[0.0, 3.0]]]), torch.tensor([[[5.0, 1.0]]])
-    >>> prompt = ((torch.tensor([[1]]),), {})
+    >>> prompt = CallArguments((torch.tensor([[1]]),), {})
     >>> on_corrupted, on_clean = logit_diff_metrics(model, prompt, prompt, corrupted, clean)
     >>> on_corrupted(corrupted), on_clean(clean)
     (tensor(-3.), tensor(4.))
@@ -83,11 +83,13 @@ def _last_logits(
     return last_logits
 
 
-def supports_last_logit_only(model: nn.Module, inputs: tuple[Tensor, ...], model_kwargs: Mapping[str, Any]) -> bool:
-    """Whether the model can compute only the last logits, and the last token has the same index in every sequence."""
+def keep_last_logit(model: nn.Module, *prompts: CallArguments) -> None:
+    """Let prompts compute the last logits alone, where the model can and the last token of each sequence is there."""
     home = unwrap_model(model)
     able = isinstance(home.head, LMHead) and not isinstance(home, Encoder)
-    return able and _real(model, inputs, model_kwargs) is None
+    if able and all(_real(model, *prompt) is None for prompt in prompts):
+        for inputs, model_kwargs in prompts:
+            model_kwargs.setdefault("logits_to_keep", torch.tensor([-1], device=inputs[-1].device))
 
 
 def cross_entropy_metric(
