@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import glasshouse as gh
 from glasshouse import spec
@@ -26,6 +26,23 @@ def small(kind: str = "tiny-decoder", **settings: object) -> Model:
     """Build the same small model each time."""
     torch.manual_seed(0)
     return build_random(gh.preset(kind, vocab_size=11, **settings))
+
+
+def linear() -> Model:
+    """Make a linear model: no norms, no feed-forward, and uniform attention."""
+    model = small(
+        n_layers=3, d_model=12, n_heads=2, n_kv_heads=2, d_head=4, d_ff=5, position="none", final_norm=False,
+        head={"kind": "next_token", "tied": False},
+    )  # fmt: skip
+    for name in [name for name, _ in model.named_modules()]:
+        if name.endswith("norm"):
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, nn.Identity())
+    with torch.no_grad():
+        for block in model.stack.blocks:
+            for weight in (*block.attention.layer.query.parameters(), *block.feedforward.layer.down.parameters()):
+                weight.zero_()
+    return model
 
 
 def inputs(model: Model, ids: Tensor = IDS) -> tuple[Tensor, ...]:

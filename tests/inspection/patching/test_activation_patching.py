@@ -14,7 +14,7 @@ import torch
 from examples import up_to
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from inspected_models import IDS, Model, assert_close, build_random, inputs, small
+from inspected_models import IDS, Model, assert_close, build_random, inputs, linear, small
 from spec_strategy import specs
 from torch import Tensor, nn
 
@@ -520,19 +520,7 @@ def test_a_path_in_a_decoder_with_cross_attention(sender: str, receiver: str) ->
 
 @pytest.fixture
 def linear_model() -> Model:
-    """Make a linear model: no norms, no feed-forward, and uniform attention."""
-    model = small(
-        n_layers=3, d_model=12, n_heads=2, n_kv_heads=2, d_head=4, d_ff=5, position="none", final_norm=False,
-        head={"kind": "next_token", "tied": False},
-    )  # fmt: skip
-    for name in [name for name, _ in model.named_modules()]:
-        if name.endswith("norm"):
-            parent, _, last = name.rpartition(".")
-            setattr(model.get_submodule(parent), last, nn.Identity())
-    for block in model.stack.blocks:
-        for weight in (*block.attention.layer.query.parameters(), *block.feedforward.layer.down.parameters()):
-            weight.zero_()
-    return model
+    return linear()
 
 
 def even(length: int) -> Tensor:

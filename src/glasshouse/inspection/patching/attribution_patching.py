@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from glasshouse.config import require
+from glasshouse.errors import check_count
 from glasshouse.inspection.editing import edit
 from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.patching.activation_patching import (
@@ -52,7 +52,7 @@ def attribution_patching(
     >>> attribution_patching(model, a, b, "z", axis=("head", "position"), metric=lambda x: x[0, -1, 7]).effect.shape
     torch.Size([2, 4, 3])
     """
-    require(steps >= 1, "steps", steps, "at least 1")
+    check_count("steps", steps)
     selections, axes = layers_at(model, site), patched_axes(model, site, axis)
     here, there = prompt_pair(model, corrupted, clean, model_kwargs, tok)
     if metric is None:

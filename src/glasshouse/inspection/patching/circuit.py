@@ -11,8 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from glasshouse.config import require
-from glasshouse.errors import InputError, StoreError
+from glasshouse.errors import InputError, StoreError, check_count
 from glasshouse.inspection.display.html import Bars, Drawing, HtmlDisplay, Table
 from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.patching.activation_patching import Prompt, prompt_pair
@@ -159,8 +158,8 @@ def circuit(
     model: nn.Module,
     corrupted: Prompt,
     clean: Prompt,
-    *,
     metric: Metric | None = None,
+    *,
     faithfulness: float = 0.9,
     steps: int = 5,
     tok: Tokenizer | None = None,
@@ -182,8 +181,9 @@ def circuit(
     >>> found.faithfulness >= 0.8, 0 < len(found.edges) < found.n_possible
     (True, True)
     """
-    require(0 < faithfulness < 1, "faithfulness", faithfulness, "above 0 and below 1")
-    require(steps >= 1, "steps", steps, "at least 1")
+    if not 0 < faithfulness < 1:
+        raise InputError(f"faithfulness is {faithfulness!r}, but it must be above 0 and below 1.")
+    check_count("steps", steps)
     prompts = prompt_pair(model, corrupted, clean, model_kwargs, tok)
     with eval_mode(model):
         scorer = EdgeScorer(model, *prompts, metric)
@@ -218,7 +218,7 @@ def circuit(
 def _choice(graph: EdgeGraph, masks: Tensor) -> tuple[Tensor, Tensor]:
     """Return which edges carry what is computed, and which what is written on the clean prompt: the embeddings'."""
     is_embedding = torch.tensor([name.endswith("embed") for name in graph.writer_names])
-    return masks & ~is_embedding, masks & is_embedding
+    return masks, masks & is_embedding
 
 
 def _first_faithful(graph: EdgeGraph, order: Tensor, is_faithful: Callable[[Tensor], Tensor]) -> Tensor:

@@ -9,8 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from glasshouse.config import require
-from glasshouse.errors import InputError
+from glasshouse.errors import InputError, check_count
 from glasshouse.inspection.display.html import Bars, Drawing, HtmlDisplay, Picture
 from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.patching.activation_patching import Prompt, prompt_pair
@@ -93,7 +92,7 @@ def edge_attribution(
     >>> found.effect.shape, len(found.top(3))
     (torch.Size([19, 11]), 3)
     """
-    require(steps >= 1, "steps", steps, "at least 1")
+    check_count("steps", steps)
     prompts = prompt_pair(model, corrupted, clean, model_kwargs, tok)
     with eval_mode(model):
         scorer = EdgeScorer(model, *prompts, metric)
