@@ -47,13 +47,17 @@ if TYPE_CHECKING:
     from glasshouse.hub import save as save
     from glasshouse.inspection import ablate_head as ablate_head
     from glasshouse.inspection import attribute as attribute
+    from glasshouse.inspection import circuit as circuit
     from glasshouse.inspection import compare as compare
     from glasshouse.inspection import edit as edit
     from glasshouse.inspection import head_scores as head_scores
     from glasshouse.inspection import lens as lens
+    from glasshouse.inspection import nearest as nearest
     from glasshouse.inspection import patch as patch
     from glasshouse.inspection import record as record
     from glasshouse.inspection import steering_vector as steering_vector
+    from glasshouse.inspection.parameters.by_head import weights as weights
+    from glasshouse.inspection.saliency import saliency as saliency
     from glasshouse.models import build as build
     from glasshouse.models import count_parameters as count_parameters
     from glasshouse.page import look as look
@@ -78,6 +82,7 @@ _EXPORTS = {
     "attribute": "inspection",
     "build": "models",
     "classify": "classification",
+    "circuit": "inspection",
     "compare": "inspection",
     "count_parameters": "models",
     "edit": "inspection",
@@ -88,15 +93,18 @@ _EXPORTS = {
     "lens": "inspection",
     "load": "hub",
     "look": "page",
+    "nearest": "inspection",
     "patch": "inspection",
     "preset": "spec",
     "presets": "spec",
     "record": "inspection",
     "register": "registry",
+    "saliency": "inspection",
     "save": "hub",
     "steering_vector": "inspection",
     "stream": "generation",
     "train": "training",
+    "weights": "inspection",
 }
 
 _SUBMODULES = (

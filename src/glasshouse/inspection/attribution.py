@@ -24,7 +24,7 @@ from glasshouse.inspection.inputs.forward_pass import (
     token_id,
 )
 from glasshouse.inspection.inputs.text_input import Input, encode_inputs
-from glasshouse.inspection.linear_weights import weight_and_bias
+from glasshouse.inspection.parameters.linear_weights import weight_and_bias
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
 from glasshouse.layers.attend.layout import Layout

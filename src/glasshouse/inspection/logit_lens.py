@@ -142,7 +142,7 @@ def lens(
         positions=tuple(indices),
         ids=ids.gather(1, columns),
         tok=tok,
-        label_names=_label_names(whole),
+        label_names=label_names(whole),
     )
 
 
@@ -255,7 +255,8 @@ def _check_targets(targets: Tensor, ids: Tensor, count: int) -> None:
         raise InputError(f"targets contains {highest}, but the head has {count} logits; give ids below that.")
 
 
-def _label_names(model: Model) -> tuple[str, ...]:
+def label_names(model: Model) -> tuple[str, ...]:
+    """Return the names of a classifier's labels, numbers where the spec has none; empty for another head."""
     if not isinstance(model.head, Classifier):
         return ()
     given: tuple[str, ...] = getattr(model.spec.head, "labels", ())

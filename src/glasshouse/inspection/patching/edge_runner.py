@@ -12,7 +12,7 @@ from glasshouse.errors import InputError
 from glasshouse.inspection.editing import MAX_ELEMENTS, edit
 from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.inputs.call_arguments import CallArguments
-from glasshouse.inspection.linear_weights import weight_and_bias
+from glasshouse.inspection.parameters.linear_weights import weight_and_bias
 from glasshouse.inspection.patching.activation_patching import metric_and_baselines
 from glasshouse.inspection.patching.edge_graph import EdgeGraph, Readers, Writers
 from glasshouse.inspection.patching.metrics import Metric, keep_last_logit

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.config import JsonDict, Settings, require
-from glasshouse.inspection.linear_weights import weight_and_bias
+from glasshouse.inspection.parameters.linear_weights import weight_and_bias
 from glasshouse.inspection.sites import PARTS, parts_of, sites, sublayer_of
 from glasshouse.layers.attend.kernel import repeat_kv
 from glasshouse.layers.sublayer import Sublayer
