@@ -222,14 +222,88 @@ def test_blocks_that_end_out_of_order_remove_their_own_edits() -> None:
 
 def test_generation_refuses_position_dependent_edits() -> None:
     model = small()
-    for edits in ({"resid_post.0[position=-1]": 0.0}, {"z.0": mean_ablate()}, {"z.0": gh.ablate_head(1, to="mean")}):
+    for edits in (
+        {"resid_post.0[position=-1]": 0.0},
+        {"resid_post.0[position=1:-1]": 0.0},
+        {"resid_post.0[position=:2]": torch.zeros(2, 64)},
+        {"pattern.0[query=2]": 0.0},
+        {"k.0[position=1]": 0.0},
+        {"resid_post.0[batch=0]": 0.0},
+        {"z.0": mean_ablate()},
+        {"z.0": gh.ablate_head(1, to="mean")},
+    ):
         with (
             gh.edit(model, edits),
-            pytest.raises(gh.InputError, match="depends on rows or positions, which change"),
+            pytest.raises(gh.InputError, match="depends on rows, or on positions in a way that changes"),
         ):
             gh.generate(model, None, [[1, 2, 3]], max_new_tokens=2)
     with gh.edit(model, {"z.0[head=1]": 0.0}):
         gh.generate(model, None, [[1, 2, 3]], max_new_tokens=2)
+
+
+def edited_text(
+    model: gh.models.Model, names: dict[str, object], source: Tensor | None, prompt: list[int]
+) -> list[int]:
+    """Generate greedily, by a forward pass of the whole text for each token."""
+    ids = list(prompt)
+    for _ in range(6):
+        with torch.no_grad(), gh.edit(model, names):
+            given = (torch.tensor([ids]),) if source is None else (source, torch.tensor([ids]))
+            ids.append(int(model(*given)[0, -1].argmax()))
+    return ids[len(prompt) :]
+
+
+PLACES = {
+    "prompt": "[position=:{n}]",
+    "new": "[position={n}:]",
+    "2": "[position=2:3]",
+    "3:7": "[position=3:7]",
+    "1:": "[position=1:]",
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "site", ["resid_post.0", "result.1[head=2, ", "token_embed", "hidden_pre.1", "attn_norm_scale.1"]
+)
+def test_edits_of_some_positions_during_generation(place: str, site: str) -> None:
+    """Several requests at once, in fewer slots, against whole texts whose positions are indexed."""
+    model = small()
+    stem, _, head = site.partition("[")
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8], [9, 1], [3], [2, 7, 1, 8, 2, 8, 1]]
+    torch.manual_seed(0)
+    push = torch.randn(()).double() * 3 + 2
+
+    def names(text: str) -> dict[str, object]:
+        return {f"{stem}[{head}{text[1:]}": lambda value: value * push + 0.5}
+
+    expected = [edited_text(model, names(PLACES[place].format(n=len(one))), None, one) for one in prompts]
+    plain = [edited_text(model, {}, None, one) for one in prompts]
+    with gh.edit(model, names(f"[position={place}]")):
+        for slots, chunk in ((2, 64), (5, 2)):
+            engine = gh.Engine(model, None, slots=slots, max_len=32, prefill_chunk=chunk)
+            requests = [engine.submit(one, gh.SamplingParams(max_new_tokens=6)) for one in prompts]
+            while not all(request.done for request in requests):
+                engine.step()
+            assert [request.ids for request in requests] == expected
+        whole = model(torch.tensor([prompts[1]]))
+    assert torch.allclose(whole, model(torch.tensor([prompts[1]]))) == (place == "new")
+    assert expected != plain
+
+
+def test_edits_of_some_positions_of_an_encoder_decoder() -> None:
+    model = small("tiny-seq2seq", start_id=1)
+    source = torch.tensor([[3, 1, 4, 0, 5, 9]])
+    for place, text in (("new", "[position=1:]"), ("prompt", "[position=:1]"), ("2:4", "[position=2:4]")):
+        expected = edited_text(model, {f"decoder.resid_post.0{text}": scale(3.0)}, source, [1])
+        with gh.edit(model, {f"decoder.resid_post.0[position={place}]": scale(3.0)}):
+            (found,) = gh.generate(model, None, source.tolist(), max_new_tokens=6)
+        assert found.ids == expected[: len(found.ids)]
+    with (
+        pytest.raises(gh.InputError, match=r"resid_post.0\[position=new\] is for edits; record decoder.resid_post.0"),
+        gh.record(model, "decoder.resid_post.0[position=new]"),
+    ):
+        pass
 
 
 def test_edits_carry_gradients() -> None:

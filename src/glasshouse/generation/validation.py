@@ -32,8 +32,9 @@ def check_model(model: Model) -> Decoder | Seq2Seq:
         (hook.selection.name for hook in hook_manager_of(model).hooks if hook.position_dependent), None
     ):
         raise InputError(
-            f"the edit of {edited} depends on rows or positions, which change at each step of generation; edit "
-            "whole sites, heads or dimensions."
+            f"the edit of {edited} depends on rows, or on positions in a way that changes at each step of "
+            "generation; edit whole sites, heads or dimensions, or positions such as [position=3:5] or "
+            "[position=new]."
         )
     return model
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.inspection.hooks import Hook, hook_manager_of
+from glasshouse.inspection.hooks import Hook, HookManager, hook_manager_of
 from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.inputs.forward_pass import check_full_sequence
 from glasshouse.inspection.sites import Selection, Site, select, unwrap_model
@@ -74,8 +74,9 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
 
     An edit is a function of the activation, or its replacement; several for one name run in order, and so do the
     edits of nested blocks, outer ones first. Names are those of `record`: with an index in brackets only that slice
-    is edited. Editing scores or a pattern replaces the fused attention kernel of that layer by an explicit one.
-    Calls of other threads are not edited. Call `backward` inside the block.
+    is edited. During generation `[position=3:5]` are absolute positions of each request, `[position=prompt]` is its
+    prompt and `[position=new]` what it generates. Editing scores or a pattern replaces the fused attention kernel of
+    that layer by an explicit one. Calls of other threads are not edited. Call `backward` inside the block.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal")).eval()
@@ -87,17 +88,40 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
     """
     if not isinstance(edits, Mapping):
         raise InputError(f"edits is a {type(edits).__name__}, but it must map sites to edits, as in {{'z.3': 0.0}}.")
+    manager = hook_manager_of(model)
     hooks = [
-        Hook(one, edit=partial(_apply, one, name, each), position_dependent=_is_position_dependent(one, each))
+        Hook(
+            one,
+            edit=partial(_apply, manager, one, name, each),
+            by_position=_is_by_position(one),
+            position_dependent=_is_position_dependent(one, each),
+        )
         for name, given in edits.items()
         for one in select(model, name)
         for each in (given if isinstance(given, Sequence) else [given])
     ]
-    with hook_manager_of(model).registered(hooks):
+    with manager.registered(hooks):
         yield
 
 
-def _apply(selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:
+def _apply(manager: HookManager, selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:
+    """Return an activation edited at the selected positions, or in the selected slice."""
+    if not _is_by_position(selection):
+        return _apply_to_slice(selection, name, edit, value)
+    if manager.generated is None:  # the whole text, all of which is a prompt
+        return value if selection.span == "new" else _apply_to_slice(replace(selection, span=None), name, edit, value)
+    at = selection.site.axes.index("position")
+    index = (*selection.index[:at], slice(None), *selection.index[at + 1 :])
+    edited = _apply_to_slice(replace(selection, index=index, span=None), name, edit, value)
+    chosen = manager.generated.selected(selection)
+    shape = [
+        chosen.shape[("batch", "position").index(axis)] if axis in ("batch", "position") else 1
+        for axis in selection.site.axes
+    ]
+    return edited.where(chosen.view(shape), value)
+
+
+def _apply_to_slice(selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:
     """Return an activation with the selected slice edited."""
     part = selection.of(value)
     new: object
@@ -126,10 +150,23 @@ def _apply(selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor
     return edited
 
 
+def _is_by_position(selection: Selection) -> bool:
+    """Whether it selects some positions, counted from the beginning of the text."""
+    index = dict(zip(selection.site.axes, selection.index, strict=True)).get("position", slice(None))
+    return selection.span is not None or index != slice(None)
+
+
 def _is_position_dependent(selection: Selection, edit: Edit) -> bool:
-    axes = zip(selection.site.axes, selection.index, strict=True)
-    sliced = any(axis in ("batch", "position", "query", "key") and one != slice(None) for axis, one in axes)
-    return sliced or (isinstance(edit, AblationEdit) and isinstance(edit.to, str) and edit.to == "mean")
+    """Whether an edit means something else in a forward pass of a few tokens than in one of the whole text."""
+    index = dict(zip(selection.site.axes, selection.index, strict=True))
+    sliced = any(index.get(axis, slice(None)) != slice(None) for axis in ("batch", "query", "key"))
+    ends = index.get("position", 0)
+    from_end = any((end or 0) < 0 for end in ((ends.start, ends.stop) if isinstance(ends, slice) else (ends,)))
+    at = selection.axes.index("position") - len(selection.axes) if "position" in selection.axes else 0
+    each = isinstance(edit, Tensor) and at and edit.dim() >= -at and edit.shape[at] > 1  # a value for each position
+    of_cache = selection.site.is_cached and _is_by_position(selection)
+    to_mean = isinstance(edit, AblationEdit) and isinstance(edit.to, str) and edit.to == "mean"
+    return sliced or from_end or bool(each) or of_cache or to_mean
 
 
 def ablate_head(*heads: int, to: AblationValue = "zero") -> AblationEdit:

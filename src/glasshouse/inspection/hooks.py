@@ -22,6 +22,7 @@ from glasshouse.layers.attend.backends import Explicit
 from glasshouse.layers.attend.kernel import Attend, Backend
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.layers.sublayer import INSIDE
+from glasshouse.models.stack import Stack
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,7 +34,30 @@ class Hook:
     read: Callable[[Tensor], None] | None = None  # of the selected slice
     capture: Callable[[AttendCall], None] | None = None  # of a pattern: the arguments it is computed from
     in_graph: bool = False  # read the tensor of the autograd graph itself, not a recomputed one
-    position_dependent: bool = False  # indexes batch or position, which differ between prefill and decode
+    by_position: bool = False  # edits some positions alone, which the hook manager tells during generation
+    position_dependent: bool = False  # depends on rows or positions in a way that differs between prefill and decode
+
+
+@dataclass(frozen=True)
+class GeneratedTokens:
+    """The tokens of a forward pass during generation: their positions, and where each one's prompt ends."""
+
+    positions: Tensor  # broadcasts to [B, S]
+    prompt_lengths: Tensor  # broadcasts to [B, S]
+
+    def selected(self, selection: Selection) -> Tensor:
+        """Return which tokens a selection has, [B, S]."""
+        match selection.span, selection.index[selection.site.axes.index("position")]:
+            case "prompt", _:
+                return self.positions < self.prompt_lengths
+            case "new", _:
+                return self.positions >= self.prompt_lengths
+            case _, int(position):
+                return self.positions == position
+            case _, slice(start=start, stop=stop):
+                after = self.positions >= (start or 0)
+                return after if stop is None else after & (self.positions < stop)
+        raise AssertionError(selection)
 
 
 class CallListener(Protocol):
@@ -59,6 +83,7 @@ class HookManager:
         self.owner = 0  # the thread whose calls are hooked; hooks do nothing in other threads
         self.hooks: dict[Hook, None] = {}  # an ordered set
         self.listeners: list[CallListener] = []
+        self.generated: GeneratedTokens | None = None  # in a forward pass of an engine
         self.undo = ExitStack()
 
     @contextmanager
@@ -103,6 +128,8 @@ class HookManager:
         }
         for model, path in replaced:  # first: the other hooks go on the new module
             self._replace_kernel(model, path, by_site)
+        if (first := next((hook for hook in hooks if hook.by_position), None)) is not None:
+            self._hook_stacks(first.selection.site.model)
         for site, site_hooks in by_site.items():
             if site.hook_point in DERIVED:
                 self._hook_derived(site, site_hooks)
@@ -126,6 +153,19 @@ class HookManager:
 
         self.undo.callback(model.register_forward_pre_hook(before_forward, with_kwargs=True).remove)
         self.undo.callback(model.register_forward_hook(after_forward, always_call=True).remove)
+
+    def _hook_stacks(self, model: nn.Module) -> None:
+        """Register hooks on the stacks that keep the positions of the tokens of a forward pass during generation."""
+
+        def before_forward(stack: nn.Module, args: tuple[Any, ...]) -> None:
+            _, layout, cache, *_ = (*args, None)
+            self.generated = None
+            if cache is not None and (lengths := cast(Stack, stack).prompt_lengths) is not None:
+                self.generated = GeneratedTokens(layout.positions, lengths[cache.cache_rows])
+
+        for module in model.modules():
+            if isinstance(module, Stack):
+                self.undo.callback(module.register_forward_pre_hook(before_forward).remove)
 
     def _hook_module(self, site: Site, hooks: list[Hook]) -> None:
         """Register a hook on the input or output of a module."""

@@ -256,6 +256,8 @@ def record(
     (torch.Size([1, 4, 3, 3]), torch.Size([1, 3, 64]))
     """
     selections = [one for name in names for one in select(model, name)]
+    if (part := next((one for one in selections if one.span is not None), None)) is not None:
+        raise InputError(f"{part.name} is for edits; record {part.site.name}, or positions such as [position=3:5].")
     if not selections:
         raise InputError("record was given no site; name at least one, such as resid_post.*")
     if grad and (part := next((one for one in selections if not one.whole), None)) is not None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
-from typing import cast
+from typing import Any, Literal, cast, get_args
 
 from torch import Tensor, nn
 
@@ -21,6 +21,7 @@ from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 
 Index = int | slice
+Span = Literal["prompt", "new"]  # of the positions of a request that is generated
 
 # The parts of a block in order, each with the site of its output and that of the residual stream after it.
 PARTS = {
@@ -58,6 +59,7 @@ class Selection:
     site: Site
     index: tuple[Index, ...]
     index_text: str = ""  # "[head=2, query=-1]"
+    span: Span | None = None  # of its positions, besides the index
 
     @property
     def name(self) -> str:
@@ -161,18 +163,22 @@ def select(model: nn.Module, name: str) -> list[Selection]:
 def _parse_index(site: Site, text: str) -> Selection:
     index: dict[str, Index] = {axis: slice(None) for axis in site.axes}
     given: dict[str, str] = {}
+    span: Any = None
     for part in filter(None, (part.strip() for part in text.split(","))):
         axis, _, value = (piece.strip() for piece in part.partition("="))
         if axis in given:
             raise InputError(f"{site.name} is indexed by {axis} twice; give two names, one for each index.")
         if axis not in index:
             raise InputError(f"{site.name} has no axis {axis!r}; {did_you_mean(axis, site.axes)}")
+        if axis == "position" and value in get_args(Span):
+            given[axis] = span = value
+            continue
         if not re.fullmatch(r"-?\d+|(-?\d+)?:(-?\d+)?", value):
             raise InputError(f"{site.name} is indexed by {axis} = {value!r}, which is neither an integer nor a:b.")
         given[axis] = value
         index[axis] = slice(*(int(end) if end else None for end in value.split(":"))) if ":" in value else int(value)
     index_text = ", ".join(f"{axis}={given[axis]}" for axis in site.axes if axis in given)
-    return Selection(site, tuple(index.values()), f"[{index_text}]" if index_text else "")
+    return Selection(site, tuple(index.values()), f"[{index_text}]" if index_text else "", span)
 
 
 def _advice(name: str, known: Collection[str]) -> str:

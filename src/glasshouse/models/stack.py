@@ -23,6 +23,8 @@ from glasshouse.layers.sublayer import Sublayer
 class Stack(nn.Module):
     """Position embedding, blocks, final norm."""
 
+    prompt_lengths: Tensor | None = None  # by row of an engine's cache, for edits of prompts or new tokens alone
+
     def __init__(self, s: spec.TransformerSpec, n_layers: int, *, causal: bool, cross: bool = False) -> None:
         super().__init__()
         self.causal = causal

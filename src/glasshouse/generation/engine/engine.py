@@ -31,6 +31,7 @@ from glasshouse.generation.validation import (
     choose_compile,
     split_source,
 )
+from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
 from glasshouse.models.checks import check_length
@@ -93,6 +94,8 @@ class Engine:
         if tok is not None:
             check_tokenizer(model, tok)
         sites = recorded_sites(model, record)
+        # What was new to one request may be the prompt of another.
+        by_position = any(hook.by_position for hook in hook_manager_of(model).hooks)
         check_speculator(speculator is not None, recorded=bool(sites), batch_invariant=batch_invariant)
         self.tok, self.spec, self.steering = tok, model.spec, dict(steering or {})
         self._sites, self._rules = sites, read_token_rules(model)
@@ -122,7 +125,7 @@ class Engine:
         self.speculation = self._runner.speculation  # how far drafts were accepted so far
         self.slots: Slots = Slots(
             slots,
-            prefix_caching=isinstance(model, Decoder) and not sites and not batch_invariant,
+            prefix_caching=isinstance(model, Decoder) and not sites and not batch_invariant and not by_position,
             max_rollback=self._runner.cache.max_rollback,
         )
         self._scheduler = Scheduler(

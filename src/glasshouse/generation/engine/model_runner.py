@@ -25,6 +25,8 @@ from glasshouse.generation.sampling.sampling_slots import EMPTY_SLOT, SlotParams
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Drafts, SpeculationStats, Speculator
 from glasshouse.generation.steering import Steering
+from glasshouse.inspection.hooks import hook_manager_of
+from glasshouse.inspection.inputs.forward_pass import final_stack
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.layers.cache import CacheView, MixedBatch
 from glasshouse.layers.module_swap import is_own_code
@@ -64,6 +66,7 @@ class ModelRunner:
         records = device.type == "cpu" and not (sites or compile) and cache.max_rollback == math.inf
         self._cpu_graphs = CpuGraphs() if records and is_own_code(self.model) else None
         self._steering = Steering(self.model, vectors, slots) if isinstance(self.model, Decoder) and vectors else None
+        self._prompt_lengths = _prompt_lengths(model, self.model, slots)
         self._recorder = Recorder(self.model, sites) if sites else None
         self._compiled = compile_decode(self.model, slots) if compile else None
         weight = model.token_embedding.table.weight
@@ -152,6 +155,8 @@ class ModelRunner:
         self._save(chunk.saved)
         if self._steering is not None:
             self._steering.set(slot, chunk.seq.request.options.steer)
+        if self._prompt_lengths is not None:
+            self._prompt_lengths[slot] = len(chunk.seq.request.prompt)
         if chunk.prefix_slot == slot:
             self.cache.lengths[slot] = chunk.start
         else:
@@ -178,8 +183,7 @@ class ModelRunner:
             options = EMPTY_SLOT if chunk.forks else request.options
             for fork in chunk.forks:
                 self.cache.copy_row(seq.slot, fork.slot, 0, seq.n_cached)
-                if self._steering is not None:
-                    self._steering.copy(seq.slot, fork.slot)
+                self._copy_state(seq.slot, fork.slot)
             for one in (seq, *chunk.forks):
                 rows.append(SlotParams(one.slot, options, request.prompt, sorted(request.end_ids)))
                 inputs.append((one.slot, request.prompt[-1]))
@@ -228,6 +232,13 @@ class ModelRunner:
             return nullcontext()
         return self._recorder.recording([(_recording_of(seq), start) for seq, start in seqs], count)
 
+    def _copy_state(self, source: int, target: int) -> None:
+        """Give a slot, which gets the sequence of another one, what edits and steering know of that."""
+        if self._steering is not None:
+            self._steering.copy(source, target)
+        if self._prompt_lengths is not None:
+            self._prompt_lengths[target] = self._prompt_lengths[source]
+
     def set_next_inputs(self, slots: Tensor, tokens: Tensor) -> None:
         """Set the input of the next step of these slots."""
         self.next_input_ids[slots, 0] = tokens
@@ -257,8 +268,7 @@ class ModelRunner:
             self.cache.copy_row(source, target, 0, n_cached)
             self.sampler.slots.move(source, target)
             self.next_input_ids[target] = self.next_input_ids[source]
-            if self._steering is not None:
-                self._steering.copy(source, target)
+            self._copy_state(source, target)
             if self.speculator is not None:
                 self.speculator.move(source, target)
             slot = source
@@ -388,6 +398,16 @@ class ModelRunner:
         if isinstance(self.model, Seq2Seq):
             return run(None, ids, target_lengths=lengths, cache=cache, logits_to_keep=logits_to_keep)
         return run(ids, lengths=lengths, mask=mask, cache=cache, logits_to_keep=logits_to_keep)
+
+
+def _prompt_lengths(model: Decoder | Seq2Seq, copy: Decoder | Seq2Seq, slots: int) -> Tensor | None:
+    """Return the prompt length of each slot, for the edits of a model that are limited to some positions."""
+    if not any(hook.by_position for hook in hook_manager_of(model).hooks):
+        return None
+    _, stack = final_stack(copy)
+    with torch.inference_mode(False):
+        stack.prompt_lengths = torch.zeros(slots, dtype=torch.long, device=copy.token_embedding.table.weight.device)
+    return stack.prompt_lengths
 
 
 def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:
