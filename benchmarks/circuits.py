@@ -114,9 +114,7 @@ def print_ranks(
         taken = time.perf_counter() - start
         correlation = spearman(found.effect[known], exact.effect[known])
         both = len({*top(found)} & {*top(exact)})
-        print(
-            f"  estimated, steps={steps}: {taken:.2f} s, rank correlation {correlation:.3f}, {both} of the ten largest"
-        )
+        print(f"  estimated, steps={steps}: {taken:.2f} s, rank correlation {correlation:.3f}, {both} of the top ten")
         if steps == 5:
             record(f"circuits.rank_{name.partition('-')[0]}", correlation, 2)
     site = "encoder.z" if isinstance(corrupted, tuple) else "z"
