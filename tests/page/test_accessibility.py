@@ -49,6 +49,25 @@ def test_no_serious_finding_in_the_levels_of_the_overview(level: str, decoder: T
     assert findings(page) == []
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1366, 400])
+def test_no_serious_finding_in_a_circuit(width: int, dark: bool, decoder: Trained, visit: Visit) -> None:
+    texts = {"text": "the dog and the cat sat", "patch_from": "the dog and the cat saw"}
+    page = visit(decoder, view="circuit", **texts, width=width, dark=dark)
+    page.get_by_test_id("find-circuit").click()
+    page.get_by_test_id("completeness").wait_for()
+    settle(page)
+    page.get_by_test_id("circuit-list").locator("button").first.click()
+    settle(page)
+    assert findings(page) == []
+    page.get_by_role("tab", name="Interventions").click()
+    page.get_by_test_id("patch-site").select_option("heads")
+    page.get_by_test_id("estimate").click()
+    page.wait_for_selector(".patches .part[data-value]")
+    settle(page)
+    assert findings(page) == []
+
+
 def test_no_serious_finding_in_a_run(run_folder: Path, visit: Visit) -> None:
     assert findings(visit(run_folder, view="run")) == []
 

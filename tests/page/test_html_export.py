@@ -24,9 +24,9 @@ from glasshouse.page.viewer import Look
 
 TEXT = "the cat sat on the mat"
 VIEWS = {
-    "decoder": ["tokens", "attention", "residual", "interventions", "walkthrough", "notes"],
-    "encoder": ["tokens", "attention", "residual", "interventions", "walkthrough", "notes"],
-    "pair": ["tokens", "attention", "residual", "interventions", "walkthrough", "seq2seq", "notes"],
+    "decoder": ["tokens", "attention", "residual", "interventions", "circuit", "walkthrough", "notes"],
+    "encoder": ["tokens", "attention", "residual", "interventions", "circuit", "walkthrough", "notes"],
+    "pair": ["tokens", "attention", "residual", "interventions", "circuit", "walkthrough", "seq2seq", "notes"],
 }
 
 

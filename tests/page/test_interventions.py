@@ -15,11 +15,12 @@ from torch.nn import functional as F
 import glasshouse as gh
 from glasshouse.config import JsonDict
 from glasshouse.errors import GlasshouseError
-from glasshouse.inspection import ablation_effects, activation_patching, mean_ablate, record
+from glasshouse.inspection import ablation_effects, activation_patching, attribution_patching, mean_ablate, record
 from glasshouse.models import Encoder, Seq2Seq
 from glasshouse.page.forward_pass import ForwardPass, Mean, PagePrompt, Patch, Scale
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
+from glasshouse.page.views import interventions
 
 OTHER = PagePrompt("3 1 4 2 5 8 2 7", appended=(7, 11))
 
@@ -136,6 +137,36 @@ def test_patching_of_each_position(kind: str, choices: JsonDict) -> None:
         assert (shown["before"], shown["after"]) == pytest.approx(
             (float(found.corrupted_baseline), float(found.clean_baseline)), abs=1e-12
         )
+
+
+@pytest.mark.few(4)
+@pytest.mark.parametrize("site", ["z", "resid_post"])
+@pytest.mark.parametrize(("kind", "choices"), SPECS)
+def test_estimates_of_patching(kind: str, choices: JsonDict, site: str) -> None:
+    traces = laid_open(kind, choices)
+    site = f"{'encoder.' if kind == 'tiny-seq2seq' else ''}{site}"
+    model, given = traces.loader.get("").model.eval(), inputs(traces)
+    place = given[-1].shape[1] - 1
+
+    def answer(text: PagePrompt) -> int:
+        return int(model(*inputs(traces, ForwardPass(text)))[0, -1].argmax())
+
+    others = (PagePrompt(OTHER.text, appended=(7, end)) for end in range(40))
+    other = next(one for one in others if answer(one) != answer(FORWARD_PASS.prompt))
+    axis = ("head", "position") if "z" in site else "position"
+    found = attribution_patching(model, given, inputs(traces, ForwardPass(other)), site, axis=axis, steps=5)
+    shown = asked(traces, "estimate_patches", forward_pass=FORWARD_PASS, patch_from=other, site=site, position=place)
+    near(unpacked(shown["effect"]), found.effect)
+    assert (shown["here"]["id"], shown["there"]["id"]) == (answer(FORWARD_PASS.prompt), answer(other))
+
+
+def test_estimates_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(interventions, "MAX_ESTIMATED", 9)
+    traces = laid_open("tiny-decoder", {})
+    with pytest.raises(GlasshouseError, match="no second text"):
+        asked(traces, "estimate_patches", forward_pass=FORWARD_PASS)
+    with pytest.raises(GlasshouseError, match="10 tokens, but the limit of an estimate is 9"):
+        asked(traces, "estimate_patches", forward_pass=FORWARD_PASS, patch_from=OTHER)
 
 
 def test_patching_needs_different_predictions() -> None:

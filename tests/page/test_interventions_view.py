@@ -18,7 +18,7 @@ from test_residual_stream_view import KINDS, SOURCE, TEXT, Picture, asked_on_ope
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.inspection import ablation_effects, activation_patching
+from glasshouse.inspection import ablation_effects, activation_patching, attribution_patching
 from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.html_export import request_key
 from glasshouse.page.model_loader import ModelLoader
@@ -341,6 +341,46 @@ def test_patching_of_each_position(request: pytest.FixtureRequest, visit: Visit,
             shown = page.locator(f".patches .part[data-site='resid_post.{layer}[position={place}]']")
             effect = float(shown.get_attribute("data-value") or "")
             assert effect == pytest.approx(float(found.effect[layer, place]), abs=1e-3)
+
+
+@pytest.mark.parametrize("width", [1366, 400])
+def test_every_head_at_every_position(
+    width: int, request: pytest.FixtureRequest, visit: Visit, picture: Picture
+) -> None:
+    text, other = "the dog and the cat sat", "the dog and the cat saw"
+    state = {"text": text, "patch_from": other, "interventions_site": "heads", "width": width}
+    page, model, _ = opened(visit, request, "decoder", **state)
+    trained = request.getfixturevalue("decoder")
+    into, clean = (inputs_of(trained, PagePrompt(one)) for one in (text, other))
+    axis = ("head", "position")
+    estimated = attribution_patching(model, into, clean, "z", axis=axis, steps=5).effect
+    exact = activation_patching(model, into, clean, "z", axis=axis).effect
+    assert page.locator(".patches [role=rowheader]").first.inner_text() == "head 1.0"
+
+    def shown() -> list[str | None]:
+        places = [(a, b, c) for a in range(2) for b in range(4) for c in range(into[0].shape[1])]
+        sites = [f"z.{layer}[head={head}, position={place}]" for layer, head, place in places]
+        cells = [page.locator(f".patches .part[data-site='{site}']") for site in sites]
+        return [cell.get_attribute("data-value") for cell in cells]
+
+    page.get_by_test_id("estimate").click()
+    page.wait_for_selector(".patches .part[data-value]")
+    settle(page)
+    expect(page.locator(".patches .part.estimated").first).to_have_css("font-style", "italic")
+    assert [float(one or "") for one in shown()] == [
+        pytest.approx(one, abs=1e-3) for one in estimated.flatten().tolist()
+    ]
+    picture(page, f"interventions-heads-estimated-{width}")
+    page.get_by_test_id("trace").click()
+    expect(page.locator(".patches .part.estimated")).to_have_count(0)
+    settle(page)
+    assert [float(one or "") for one in shown()] == [pytest.approx(one, abs=1e-3) for one in exact.flatten().tolist()]
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    picture(page, f"interventions-heads-{width}")
+    page.click(".patches .part[data-site='z.1[head=2, position=3]']")
+    settle(page)
+    assert [one["site"] for one in state_of(page)["edits"]] == ["z.1[head=2, position=3]"]  # type: ignore[index]
+    assert (state_of(page)["layer"], state_of(page)["head"]) == (1, 2)
 
 
 def test_texts_of_different_length(request: pytest.FixtureRequest, visit: Visit) -> None:

@@ -69,14 +69,14 @@ def draws(page: Page) -> None:
 def test_a_declared_view_is_a_tab_that_draws(decoder: Trained, visit: Visit) -> None:
     page = visit(decoder, text=TEXT, traces=TraceCache(ModelLoader.from_model(*decoder)))  # a server that knows it
     titles = page.get_by_role("tab").all_inner_texts()
-    always = ["Overview", "Tokens", "Attention", "Residual stream", "Interventions", "Step through", "Notes"]
-    assert titles == [*always, "Letters"]
+    always = ["Overview", "Tokens", "Attention", "Residual stream", "Interventions", "Circuit", "Step through"]
+    assert titles == [*always, "Notes", "Letters"]
     page.get_by_role("tab", name="Letters").click()
     draws(page)
     assert "view=letters" in page.url
     page.get_by_role("tab", name="Tokens").click()
     settle(page)
-    page.keyboard.press("8")  # its place among the tabs
+    page.keyboard.press("9")  # its place among the tabs
     draws(page)
     page.reload()
     draws(page)
@@ -93,7 +93,7 @@ def test_a_declared_view_is_in_a_saved_page(decoder: Trained, browser: Browser, 
 
 
 def test_views_apply_to_their_models(decoder: Trained, pair: Trained, run_folder: Path, visit: Visit) -> None:
-    always = ["overview", "tokens", "attention", "residual", "interventions", "walkthrough"]
+    always = ["overview", "tokens", "attention", "residual", "interventions", "circuit", "walkthrough"]
     for what, more in ((decoder, []), (pair, ["seq2seq"]), (run_folder, ["run"])):
         tabs = visit(what).get_by_role("tab").all()
         assert [tab.get_attribute("data-view") for tab in tabs] == [*always, *more, "notes"]

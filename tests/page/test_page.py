@@ -17,7 +17,7 @@ TEXTS = {
     "encoder": "the dog sat on the mat",
     "pair": "one five two",
 }
-VIEWS = ["tokens", "attention", "residual", "interventions", "walkthrough", "notes"]
+VIEWS = ["tokens", "attention", "residual", "interventions", "circuit", "walkthrough", "notes"]
 REST = ["tokens", "residual", "interventions"]
 VIEWS_OF = {"decoder": VIEWS, "encoder": VIEWS, "pair": [*VIEWS, "seq2seq"], "run_folder": ["run"]}
 OTHERS = [("encoder", 1280, False), ("pair", 1280, False), ("decoder", 400, True), ("encoder", 400, True)]

@@ -10,6 +10,7 @@ from glasshouse.page.view import View
 from glasshouse.page.views import (
     attention,
     chat,
+    circuit,
     interventions,
     notes,
     overview,
@@ -31,6 +32,7 @@ VIEWS = {
         attention.VIEW,
         residual_stream.VIEW,
         interventions.VIEW,
+        circuit.VIEW,
         walkthrough.VIEW,
         seq2seq.VIEW,
         training_run.VIEW,

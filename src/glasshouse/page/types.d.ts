@@ -119,6 +119,8 @@ interface PageState {
   attention_lines?: string;
   attention_query?: number;
   attention_scale?: string;
+  circuit_edge?: string; // its writer and its reader
+  circuit_size?: number; // that many of the largest edges, and not the circuit that was found
   interventions_edit?: string;
   interventions_site?: string;
   interventions_stack?: string;
@@ -278,6 +280,43 @@ interface LossResponse {
   counted: "masked" | "all";
   count: number;
   mean: number | null;
+}
+
+/** What a clean and a corrupted text predict at each token, or why there is no circuit of them. */
+interface TextPair {
+  why_not: string | null;
+  clean: Token[];
+  corrupted: Token[];
+}
+
+/** An edge of the model by its writer and its reader, and its estimated effect. */
+interface CircuitEdge {
+  writer: string;
+  reader: string;
+  effect: number;
+}
+
+/** So many of the largest edges: which of them lie on a path to the logits, by rank, and how faithful they are. */
+interface CircuitSize {
+  size: number;
+  kept: number[];
+  faithfulness: number;
+}
+
+interface EdgeEffects {
+  edges: CircuitEdge[]; // the largest, largest first
+  n_edges: number;
+  sizes: CircuitSize[];
+  before: number;
+  after: number;
+}
+
+interface FoundCircuit {
+  edges: CircuitEdge[];
+  faithfulness: number;
+  completeness: number;
+  random_faithfulness: number;
+  largest: CircuitSize;
 }
 
 interface BeamNode extends Token {
@@ -648,6 +687,11 @@ interface Responses {
     divergence: number | null;
   };
   patch_each: { effect: (number | null)[]; here: Token; there: Token; before: number; after: number };
+  estimate_patches: { effect: PackedTensor; here: Token; there: Token };
+  text_pair: TextPair;
+  edge_effects: EdgeEffects;
+  find_circuit: { done: number; total: number; found: FoundCircuit | null };
+  patch_edge: { effect: number | null };
   cross_attention: { weights: PackedTensor; source: number[]; target: number[] };
   beams: BeamTree;
   walkthrough: WalkthroughResponse;
@@ -1021,7 +1065,20 @@ interface EditHistory {
 }
 
 /** The request function of a sweep: it throws Superseded once the sweep is stopped. */
-type SweepRequest = <K extends Endpoint>(name: K, body: RequestBody) => Promise<Responses[K]>;
+type SweepRequest = <K extends Endpoint>(
+  name: K,
+  body: RequestBody,
+  options?: RequestOptions,
+) => Promise<Responses[K]>;
+
+/** A row of the patching grid: a layer, or one of its heads. */
+interface PatchRow {
+  layer: number;
+  head?: number;
+}
+
+/** The box of the second text. */
+type SecondText = HTMLElement & { show: () => void; close: () => void };
 
 /** A stack of blocks in the ablation grid, and the kinds of heads that its layers have. */
 interface AblationStack {
@@ -1029,6 +1086,37 @@ interface AblationStack {
   title: string;
   layers: number;
   groups: { z: string; all: string; title: string; short: string }[];
+}
+
+// Circuit
+
+/** What is known of the circuit of two texts. */
+interface KnownCircuit {
+  estimates: EdgeEffects;
+  circuit: FoundCircuit | null;
+}
+
+/** The parts of the name of a writer or a reader. */
+interface ComponentName {
+  stack: string; // "encoder.", "decoder." or none
+  kind: string; // such as z, cross_z, q, cross_k, ffn, ffn_out, embed, logits
+  layer: number;
+  head: number;
+}
+
+/** A component in the graph, in pixels. */
+interface GraphNode {
+  name: string; // as a writer; "logits" writes nothing
+  label: string;
+  x: number;
+  y: number;
+}
+
+interface GraphOptions {
+  room: number; // pixels
+  chosen: string; // the key of an edge
+  href: (node: string) => string;
+  pick: (edge: CircuitEdge) => void;
 }
 
 // Notes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -11,19 +11,22 @@ from torch import Tensor
 
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
-from glasshouse.inspection import Recording, edit, record
+from glasshouse.inspection import Recording, attribution_patching, edit, record
 from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.logit_lens import has_position_logits
+from glasshouse.inspection.patching.activation_patching import layers_at
 from glasshouse.models import Encoder
 from glasshouse.models.heads import LMHead, NoHead, Pooler
 from glasshouse.page import serialization
-from glasshouse.page.forward_pass import ForwardPass
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.trace import Trace, TraceCache, check_patch_shape
 from glasshouse.page.view import Endpoint, View
 from glasshouse.page.views import residual_stream
 from glasshouse.page.views.next_token import describe_outputs, logits_at
 
 MAX_SITES = 128  # per request
+MAX_ESTIMATED = 1024  # tokens of a text of which a gradient is taken
+STEPS = 5  # of the gradient between both texts, which alone misses what saturates
 SHOWN = 8  # candidates, as in static/views/interventions/predictions.js
 
 
@@ -121,25 +124,8 @@ def patch_each(traces: TraceCache, params: PatchEach) -> JsonDict:
     The metric is the logit difference between the top predictions of the other and of this prompt.
     """
     require(0 < len(params.sites) <= MAX_SITES, "sites", len(params.sites), f"1 to {MAX_SITES} of them")
-    if params.forward_pass.patch_from is None:
-        raise InputError("there is no second text to patch from; enter one.")
-    here, there = traces.trace(params.forward_pass.without_patches()), traces.trace(params.forward_pass.patch_pass)
-    length = min(len(here.ids), len(there.ids))
-    require(
-        0 <= params.position < length,
-        "position",
-        params.position,
-        f"within 0 and {length - 1}, the positions of both texts",
-    )
-    # By one row each, as below: a patch that changes nothing has an effect of exactly 0.
-    logits = [logits_at(one, params.position, _final(one)) for one in (here, there)]
-    old, new = (int(one.argmax()) for one in logits)
-    if old == new:
-        (said,) = describe_outputs(here, [old])
-        raise InputError(
-            f"both texts predict {said['text']!r} there; choose another position, or a text with another prediction."
-        )
-    before, after = (float(one[new] - one[old]) for one in logits)
+    here, there = _pair(traces, params.forward_pass)
+    old, new, before, after = _targets(here, there, params.position)
 
     def read() -> Recording:
         with record(there.model, *params.sites, stop=True) as seen:
@@ -162,6 +148,61 @@ def patch_each(traces: TraceCache, params: PatchEach) -> JsonDict:
     effects = here.run(work)
     names = describe_outputs(here, [old, new])
     return {"effect": effects, "here": names[0], "there": names[1], "before": before, "after": after}
+
+
+@dataclass(frozen=True)
+class EstimatePatches(Settings):
+    """Parameters of the estimate for a site of all layers, such as z; patches come from another prompt."""
+
+    forward_pass: ForwardPass = field(default_factory=ForwardPass)
+    patch_from: PagePrompt | None = None
+    site: str = "resid_post"
+    position: int = 0
+
+
+def estimate_patches(traces: TraceCache, params: EstimatePatches) -> JsonDict:
+    """Estimate the effects of `patch_each` at all positions of all layers at once, and of all heads, by gradients."""
+    here, there = _pair(traces, replace(params.forward_pass.unedited, patch_from=params.patch_from))
+    longest = max(one.shape[1] for each in (here, there) for one in each.inputs)
+    if longest > MAX_ESTIMATED:
+        raise InputError(f"the text has {longest:,} tokens, but the limit of an estimate is {MAX_ESTIMATED:,}.")
+    old, new, _, _ = _targets(here, there, params.position)
+    axes = [one for one in ("head", "position") if one in layers_at(here.model, params.site)[0].axes]
+
+    def metric(logits: Tensor) -> Tensor:
+        said = logits[0] if logits.dim() == 2 else logits[0, params.position]  # of the text, or of each token
+        return said[new] - said[old]
+
+    found = here.run(
+        lambda: attribution_patching(
+            here.model, here.inputs, there.inputs, params.site, axis=axes, metric=metric, steps=STEPS
+        )
+    )
+    names = describe_outputs(here, [old, new])
+    return {"effect": serialization.encode_tensor(found.effect), "here": names[0], "there": names[1]}
+
+
+def _pair(traces: TraceCache, forward_pass: ForwardPass) -> tuple[Trace, Trace]:
+    """Return the trace that patches go into, and the one that they come from."""
+    if forward_pass.patch_from is None:
+        raise InputError("there is no second text to patch from; enter one.")
+    return traces.trace(forward_pass.without_patches()), traces.trace(forward_pass.patch_pass)
+
+
+def _targets(here: Trace, there: Trace, position: int) -> tuple[int, int, float, float]:
+    """Return the top predictions here and there, and by how much the second's logit is larger on either text."""
+    length = min(len(here.ids), len(there.ids))
+    require(0 <= position < length, "position", position, f"within 0 and {length - 1}, the positions of both texts")
+    # By one row each, as of a patched run: a patch that changes nothing has an effect of exactly 0.
+    logits = [logits_at(one, position, _final(one)) for one in (here, there)]
+    old, new = (int(one.argmax()) for one in logits)
+    if old == new:
+        (said,) = describe_outputs(here, [old])
+        raise InputError(
+            f"both texts predict {said['text']!r} there; choose another position, or a text with another prediction."
+        )
+    before, after = (float(one[new] - one[old]) for one in logits)
+    return old, new, before, after
 
 
 def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
@@ -227,6 +268,7 @@ VIEW = View(
         "ablate_each": Endpoint(AblateEach, ablate_each),
         "compare_predictions": Endpoint(ComparePredictions, compare_predictions),
         "patch_each": Endpoint(PatchEach, patch_each),
+        "estimate_patches": Endpoint(EstimatePatches, estimate_patches),
     },
     initial_requests=initial_requests,
     state_keys=("edit", "site", "stack"),

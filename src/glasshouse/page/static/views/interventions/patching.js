@@ -2,19 +2,21 @@
 
 import { balance } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
-import { clamp, plural, short } from "glasshouse/number.js";
+import { clamp, plural } from "glasshouse/number.js";
+import { decodeTensor } from "glasshouse/tensor.js";
 import { choice, panel, token } from "glasshouse/widgets.js";
 import { isNumber, show, tight, walk } from "glasshouse/views/interventions/grid_cell.js";
 import { named } from "glasshouse/views/interventions/site.js";
+import { secondText } from "glasshouse/views/interventions/second_text.js";
 import { chunks, sweep } from "glasshouse/views/interventions/sweep.js";
 
 const PLACES = 20; // positions of the grid at once
-const PAUSE = 300; // milliseconds without a key press before typed text is applied
 const SITES = [
   ["resid_post", "residual stream"],
   ["attn_out", "attention output"],
   ["ffn_out", "feed-forward output"],
   ["z", "head output (z)"],
+  ["heads", "output of every head (z)"],
 ];
 
 /**
@@ -25,20 +27,7 @@ const SITES = [
 export function patching(context, changes) {
   const { model } = context;
   const isSeq2Seq = model.kind === "seq2seq";
-  const area = h("textarea", {
-    rows: 2,
-    placeholder: model.tokenizer ? "For example the same text with one word changed" : "Token ids, such as 5 7 11",
-    spellcheck: "false",
-    autocomplete: "off",
-    data: { testid: "patch-from" },
-    on: { input: typed },
-  });
-  const box = h(
-    "label",
-    { class: "box" },
-    h("span", { class: "name" }, isSeq2Seq ? "Patch from (source)" : "Patch from"),
-    area,
-  );
+  const box = secondText(context, "Patch from", (next) => changes.make(next, "type"));
   const site = h(
     "select",
     {
@@ -66,6 +55,10 @@ export function patching(context, changes) {
     },
   });
   alone.dataset.testid = "trace";
+  const guess = sweep(context, "estimate all", estimate, { failed: (message) => put(note, message) });
+  guess.dataset.testid = "estimate";
+  guess.title = "for all layers, positions and heads at once, by gradients";
+  guess.classList.remove("first");
   const back = h(
     "button",
     { type: "button", class: "act", "aria-label": "earlier tokens", on: { click: () => turn(-PLACES) } },
@@ -79,7 +72,7 @@ export function patching(context, changes) {
   const pages = h("span", { class: "controls" }, back, on);
   const legend = h("div", { class: "legend" });
   const table = h("div", { class: "scroll" });
-  const controls = h("div", { class: "controls" }, h("label", {}, "patch ", site), side, alone, pages);
+  const controls = h("div", { class: "controls" }, h("label", {}, "patch ", site), side, alone, guess, pages);
   const node = panel(
     "Activation patching",
     "Click a cell to replace that activation with the one from the second text. If the prediction becomes that of the second text, the difference between the texts passes through this site.",
@@ -89,21 +82,11 @@ export function patching(context, changes) {
     table,
     legend,
   );
-  /** @type {number | undefined} */
-  let pause;
   let from = 0;
   /** @type {Token[]} */
   let other = []; // tokens of the second text
-  /** @type {{ about: string, effects: Map<string, number | null>, here?: Token, there?: Token } | null} */
-  let traced = null; // {about, effects, here, there}
-
-  function typed() {
-    clearTimeout(pause);
-    pause = setTimeout(() => {
-      const edits = area.value ? context.state.edits : context.state.edits.filter((one) => one.kind !== "patch");
-      changes.make({ patch_from: area.value, edits }, "type");
-    }, PAUSE);
-  }
+  /** @type {{ about: string, effects: Map<string, number | null>, estimated: Set<string>, here?: Token, there?: Token } | null} */
+  let traced = null; // effects by site, and which of them are estimates
 
   /** @param {number} by */
   function turn(by) {
@@ -116,18 +99,22 @@ export function patching(context, changes) {
     const count = stack() === "encoder" ? model.n_encoder_layers : model.n_layers;
     return Array.from({ length: count }, (_, i) => count - 1 - i); // the last on top
   };
+  /** The rows of the grid: layers, or all their heads. */
+  const rows = () =>
+    layers().flatMap((layer) =>
+      kind() === "heads" ? Array.from({ length: model.n_heads }, (_, head) => ({ layer, head })) : [{ layer }],
+    );
   const row = () =>
     isSeq2Seq ? (stack() === "encoder" ? context.tokens.source : context.tokens.target) : context.tokens.text;
   const kind = () => SITES.find(([name]) => name === context.state.interventions_site)?.[0] ?? "resid_post";
-  /** @type {(layer: number, place?: number) => string} */
-  const name = (layer, place) => {
-    const inside = [
-      kind() === "z" ? `head=${Math.min(context.state.head, model.n_heads - 1)}` : "",
-      place === undefined ? "" : `position=${place}`,
-    ]
+  const isOfHeads = () => kind() === "z" || kind() === "heads";
+  const stem = () => `${stack() ? `${stack()}.` : ""}${isOfHeads() ? "z" : kind()}`;
+  /** @type {(at: PatchRow, place?: number) => string} */
+  const name = ({ layer, head = Math.min(context.state.head, model.n_heads - 1) }, place) => {
+    const inside = [isOfHeads() ? `head=${head}` : "", place === undefined ? "" : `position=${place}`]
       .filter(Boolean)
       .join(", ");
-    return `${stack() ? `${stack()}.` : ""}${kind()}.${layer}${inside ? `[${inside}]` : ""}`;
+    return `${stem()}.${layer}${inside ? `[${inside}]` : ""}`;
   };
   const about = () =>
     JSON.stringify([
@@ -149,13 +136,47 @@ export function patching(context, changes) {
   const shared = () => Math.min(row().length, other.length); // positions that both texts have
 
   /**
-   * @param {number} layer
+   * @param {PatchRow} at
    * @param {number} [place]
    */
-  function press(layer, place) {
-    const where = name(layer, place);
+  function press(at, place) {
+    const where = name(at, place);
     const there = context.state.edits.some((one) => one.site === where);
-    changes.put(where, there ? null : { kind: "patch", site: where }, { layer });
+    changes.put(where, there ? null : { kind: "patch", site: where }, at);
+  }
+
+  /** What is known of the present texts, site and token. */
+  function known() {
+    if (traced?.about !== about()) traced = { about: about(), effects: new Map(), estimated: new Set() };
+    return traced;
+  }
+
+  /**
+   * @param {SweepRequest} request
+   * @returns {Promise<void>}
+   */
+  async function estimate(request) {
+    const now = known();
+    const site = stem();
+    const { effect, here, there } = await request("estimate_patches", {
+      forward_pass: context.forwardPass({ unedited: true }),
+      patch_from: context.patchPrompt,
+      site,
+      position: context.token,
+    });
+    const { data, shape } = decodeTensor(effect);
+    const length = shape[shape.length - 1];
+    const heads = shape.length > 2 ? shape[1] : 1;
+    for (const at of rows())
+      for (let place = 0; place < length; place += 1) {
+        const where = name(at, place);
+        if (now.effects.has(where) && !now.estimated.has(where)) continue; // measured
+        const head = heads > 1 ? Number(/head=(\d+)/.exec(where)?.[1] ?? 0) : 0;
+        now.effects.set(where, data[(at.layer * heads + head) * length + place]);
+        now.estimated.add(where);
+      }
+    Object.assign(now, { here, there });
+    colour();
   }
 
   /**
@@ -166,14 +187,19 @@ export function patching(context, changes) {
     const position = context.token;
     const { length } = row();
     const forwardPass = { ...context.forwardPass({ unedited: true }), patch_from: context.patchPrompt };
-    const lines = layers().map((layer) => inView(shared()).map((place) => name(layer, place)));
-    /** @type {NonNullable<typeof traced>} */
-    const own = { about: about(), effects: new Map() };
-    traced = own;
+    // The selected layer first: of every head there may be many.
+    const order = [...rows()].sort(
+      (a, b) => Number(b.layer === context.state.layer) - Number(a.layer === context.state.layer),
+    );
+    const lines = order.map((at) => inView(shared()).map((place) => name(at, place)));
+    const own = known();
     for (const line of lines) {
       for (const sites of chunks(line, length)) {
         const { effect, here, there } = await request("patch_each", { forward_pass: forwardPass, sites, position });
-        for (const [i, one] of sites.entries()) own.effects.set(one, effect[i]);
+        for (const [i, one] of sites.entries()) {
+          own.effects.set(one, effect[i]);
+          own.estimated.delete(one);
+        }
         Object.assign(own, { here, there });
         colour();
       }
@@ -209,7 +235,7 @@ export function patching(context, changes) {
         ),
         h("span", {}, last),
       );
-    const lines = layers().map((layer) => {
+    const lines = rows().map((at) => {
       /** @type {(place?: number) => HTMLElement} */
       const cell = (place) =>
         h("button", {
@@ -218,13 +244,13 @@ export function patching(context, changes) {
           class: `part${place === undefined ? " wide" : ""}`,
           tabindex: "-1",
           disabled: place === undefined ? row().length !== other.length : place >= shared(),
-          data: { site: name(layer, place) },
-          on: { click: () => press(layer, place) },
+          data: { site: name(at, place) },
+          on: { click: () => press(at, place) },
         });
       return h(
         "div",
         { role: "row" },
-        h("span", { role: "rowheader" }, `layer ${layer}`),
+        h("span", { role: "rowheader" }, "head" in at ? `head ${at.layer}.${at.head}` : `layer ${at.layer}`),
         places.map(cell),
         cell(undefined),
       );
@@ -239,14 +265,18 @@ export function patching(context, changes) {
         {
           class: "patches",
           role: "grid",
-          "aria-label": "sites to patch: rows are layers, columns are tokens",
+          "aria-label": `sites to patch: rows are ${kind() === "heads" ? "heads" : "layers"}, columns are tokens`,
           style: { "--columns": `6.4rem repeat(${places.length}, minmax(42px, 84px)) 62px` },
           data: { testid: "patches" },
           on: { keydown: walk },
         },
         lines,
-        head(row(), above, h("span", { class: "quiet" }, "all")),
-        head(other, below, ""),
+        h(
+          "div",
+          { role: "rowgroup", class: "patch-foot" },
+          head(row(), above, h("span", { class: "quiet" }, "all")),
+          head(other, below, ""),
+        ),
       ),
     );
     colour();
@@ -259,9 +289,12 @@ export function patching(context, changes) {
       const where = button.dataset.site ?? "";
       const effect = now?.effects.get(where);
       const state = patched.has(where) ? "patched" : "";
+      const isEstimate = now?.estimated.has(where) ?? false;
       const text = isNumber(effect) ? tight(effect) : "";
+      const word = isEstimate ? "estimated effect" : "effect";
+      button.classList.toggle("estimated", isEstimate && !state);
       show(button, {
-        label: `${named(where)}${state ? ", patched" : ""}${text ? `, effect ${short(effect)}` : ""}`,
+        label: `${named(where)}${state ? ", patched" : ""}${text ? `, ${word} ${text}` : ""}`,
         state,
         value: effect,
         text,
@@ -288,6 +321,9 @@ export function patching(context, changes) {
               "0: it stays ",
               token(now.here),
             ),
+            now.estimated.size
+              ? h("span", {}, h("em", {}, "italic"), ": estimated; “patch each position” measures")
+              : null,
           ]
         : null,
     );
@@ -296,19 +332,23 @@ export function patching(context, changes) {
   return {
     node,
     async draw() {
-      if (document.activeElement !== area) area.value = context.state.patch_from;
+      box.show();
       side?.show(stack() === "decoder" ? "decoder" : "encoder");
       site.value = kind();
       const ready = Boolean(context.state.patch_from);
       controls.hidden = table.hidden = legend.hidden = !ready;
       if (!ready) {
         alone.stop();
+        guess.stop();
         put(note, "Enter a second text, preferably with the same number of tokens and a different prediction.");
         return;
       }
       const tokens = await context.request("tokenize", { forward_pass: context.patchPass });
       other = isSeq2Seq ? tokens[stack() === "encoder" ? "source" : "target"] : tokens.text;
-      if (traced && traced.about !== about()) alone.stop();
+      if (traced && traced.about !== about()) {
+        alone.stop();
+        guess.stop();
+      }
       const [a, b] = [row().length, other.length];
       put(
         note,
@@ -316,14 +356,17 @@ export function patching(context, changes) {
           ? `Both have ${plural(a, "token")}.`
           : `The texts have ${a} and ${b} tokens: only single positions that both have, 0 to ${Math.min(a, b) - 1}, can be patched. Patching a whole layer needs texts of the same length.`,
       );
+      guess.disabled = a !== b; // gradients are of whole layers
+      table.classList.toggle("many", kind() === "heads");
       fill();
     },
     colour() {
       if (table.firstChild) colour();
     },
     close: () => {
-      clearTimeout(pause);
+      box.close();
       alone.stop();
+      guess.stop();
     },
   };
 }

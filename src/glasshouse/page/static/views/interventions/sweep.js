@@ -12,7 +12,7 @@ const WORK = 4096; // approximate tokens per request
  * @param {string} title
  * @param {(request: SweepRequest) => Promise<void>} work
  * @param {{ failed: (message: string) => void, stopped?: () => void }} options
- * @returns {HTMLElement & { stop: () => void }}
+ * @returns {HTMLButtonElement & { stop: () => void }}
  */
 export function sweep(context, title, work, { failed, stopped = () => {} }) {
   /** @type {object | null} */
@@ -36,8 +36,8 @@ export function sweep(context, title, work, { failed, stopped = () => {} }) {
     put(button, "stop");
     context.page.wait(1);
     try {
-      await work(async (name, body) => {
-        const found = await request(name, body);
+      await work(async (name, body, options) => {
+        const found = await request(name, body, options);
         if (running !== own) throw new Superseded();
         return found;
       });

@@ -44,7 +44,11 @@ export function mount(context, root) {
       put(code, python(lines));
       // Each edit is another forward pass; a sweep may have been done before the page was saved.
       live(top, answers("ablate_each") ? ".act.first" : "");
-      live(second.node, answers("patch_each") ? ".act.first" : "");
+      const known = [
+        answers("patch_each") ? "[data-testid=trace]" : "",
+        answers("estimate_patches") ? "[data-testid=estimate]" : "",
+      ];
+      live(second.node, known.filter(Boolean).join(", "));
     },
     close: () => {
       removeEventListener("keydown", undo);
