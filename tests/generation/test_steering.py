@@ -38,11 +38,14 @@ def _rest(one: SteeringVector) -> tuple[str, str]:
     return one.site, one.fingerprint
 
 
-def edited(model: gh.models.Decoder, vectors: Mapping[str, SteeringVector], scales: Mapping[str, float]) -> Any:  # noqa: ANN401 - a context manager
+def edited(
+    model: gh.models.Decoder, vectors: Mapping[str, SteeringVector], scales: Mapping[str, float], at: str = "all"
+) -> Any:  # noqa: ANN401 - a context manager
     """Edit the model itself, which is how steering is done without an engine."""
     edits: dict[str, Any] = {}
+    where = "" if at == "all" else f"[position={at}]"
     for name, scale in scales.items():
-        edits.setdefault(vectors[name].site, []).append(add(scale * vectors[name].vector))
+        edits.setdefault(vectors[name].site + where, []).append(add(scale * vectors[name].vector))
     return gh.edit(model, edits) if edits else nullcontext()
 
 
@@ -54,21 +57,47 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}, {"beams": 3}])
 @pytest.mark.parametrize("prefill_chunk", [256, 7])  # prompts in one pass, and in pieces
+@pytest.mark.parametrize("at", ["all", "prompt", "new"])
 def test_each_request_is_steered_as_by_an_edit(
-    model: gh.models.Decoder, vectors: dict[str, SteeringVector], settings: dict[str, float], prefill_chunk: int
+    model: gh.models.Decoder,
+    vectors: dict[str, SteeringVector],
+    settings: dict[str, float],
+    prefill_chunk: int,
+    at: str,
 ) -> None:
     engine = gh.Engine(model, slots=6, max_len=100, steering=vectors, prefill_chunk=prefill_chunk)
     given = [(prompt, SCALES[n % len(SCALES)], 6 + n % 9) for n, prompt in enumerate(prompts(12))]
-    requests = [engine.submit(ids, max_new_tokens=new, steer=scales, **settings) for ids, scales, new in given]
+    requests = [
+        engine.submit(ids, max_new_tokens=new, steer=scales, steer_at=at, **settings) for ids, scales, new in given
+    ]
     engine.run()
     found = set()
     for request, (ids, scales, new) in zip(requests, given, strict=True):
-        with edited(model, vectors, scales):
+        with edited(model, vectors, scales, at):
             (expected,) = gh.generate(model, None, [ids], max_new_tokens=new, **settings)
         assert request.ids == expected.ids, scales
         assert request.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
         found.add(tuple(request.ids))
     assert len(found) > 8
+
+
+def test_what_was_new_is_not_reused_as_a_prompt(model: gh.models.Decoder, vectors: dict[str, SteeringVector]) -> None:
+    """A second turn continues the first, whose answer was steered; in the second turn it is not."""
+    engine = gh.Engine(model, slots=1, max_len=100, steering=vectors)
+    options: dict[str, Any] = {"max_new_tokens": 6, "steer": {"a": 4.0}, "steer_at": "new"}
+    ids = [random.Random(5).randrange(N_IDS) for _ in range(40)]
+    first = engine.submit(ids, **options)
+    engine.run()
+    turn = [*ids, *first.ids, 5]
+    second = engine.submit(turn, **options)
+    engine.run()
+    alone = gh.Engine(model, slots=1, max_len=100, steering=vectors)
+    expected = alone.submit(turn, **options)
+    alone.run()
+    assert second.logprobs == expected.logprobs
+    assert engine.slots.n_reused == 0
+    with pytest.raises(InputError, match="steer_at is 'answer', but it must be one of all, prompt, new"):
+        gh.SamplingParams(steer_at="answer")
 
 
 @pytest.mark.few(1)

@@ -71,6 +71,7 @@ def test_what_is_known_and_what_is_refused(server: Server) -> None:
         ({"steer": {"minds": 1e9}}, "steer.minds is 1000000000.0, but it must be a number from -1000 to 1000"),
         ({"steer": {"minds": "much"}}, "steer.minds is 'much'"),
         ({"steer": ["minds"]}, "at most 16 numbers by name"),
+        ({"steer": {"minds": 1.0}, "steer_at": "answer"}, "steer_at is 'answer', but it must be one of all, prompt"),
         ({"steer": {str(n): 0.0 for n in range(17)}}, "at most 16 numbers by name"),
         ({"steer": {"minds": 1.0}, "echo": True, "logprobs": 1}, "not steered"),
     ]:

@@ -6,12 +6,14 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Literal, get_args
 
 from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.generation.constraints.constraint import Constraint
+
+SteerAt = Literal["all", "prompt", "new"]
 
 MAX_FLOAT32 = (2 - 2.0**-23) * 2.0**127  # written out: parameters need no torch
 
@@ -98,6 +100,7 @@ class SamplingParams:
         0, COUNT, "For each new token, also report this many of the candidates it was drawn from."
     )
     steer: Mapping[str, float] = field(default_factory=dict)  # scales of the engine's steering vectors, by name
+    steer_at: SteerAt = "all"  # which tokens are steered: all, those of the prompt, or the new ones
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = number(1, POSITIVE, "Beam width of beam search, which samples nothing; 1 is no search.")
@@ -116,6 +119,7 @@ class SamplingParams:
         self._require("logit_bias", legal, "a dict of numbers by id, where -inf forbids a token")
         scales = self.steer.values() if isinstance(self.steer, Mapping) else [None]
         self._require("steer", all(map(NUMBER.hold, scales)), "a dict of numbers by the name of a steering vector")
+        self._require("steer_at", self.steer_at in get_args(SteerAt), f"one of {', '.join(get_args(SteerAt))}")
         self._set("stop", (self.stop,) if isinstance(self.stop, str) else self.stop)
         self._require(
             "stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "strings, none empty"

@@ -154,7 +154,7 @@ class ModelRunner:
             return
         self._save(chunk.saved)
         if self._steering is not None:
-            self._steering.set(slot, chunk.seq.request.options.steer)
+            self._steering.set(slot, chunk.seq.request.options, len(chunk.seq.request.prompt))
         if self._prompt_lengths is not None:
             self._prompt_lengths[slot] = len(chunk.seq.request.prompt)
         if chunk.prefix_slot == slot:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, get_args
 
-from glasshouse.generation.sampling_params import BOUNDS, DEFAULTS, SamplingParams
+from glasshouse.generation.sampling_params import BOUNDS, DEFAULTS, SamplingParams, SteerAt
 from glasshouse.serve.schema.fields import (
     Biases,
     Choice,
@@ -87,6 +87,7 @@ SAMPLING = {
     "min_tokens": sampled("min_new_tokens", 0),
     "grammar": Text(MAX_GRAMMAR, 1),
     "steer": Scales(16, 1000.0, default={}),
+    "steer_at": Choice(get_args(SteerAt), default="all"),
 }
 SCHEMA = {
     "name": Text(256),
@@ -283,6 +284,7 @@ def sampling_params(
         candidates=candidates,
         constraint=values.get("constraint"),
         steer=values["steer"],
+        steer_at=values["steer_at"],
     )
 
 
