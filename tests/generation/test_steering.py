@@ -57,25 +57,22 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 @pytest.mark.few(1)
 @pytest.mark.parametrize("settings", [{}, {"temperature": 1.0, "seed": 3}, {"beams": 3}])
 @pytest.mark.parametrize("prefill_chunk", [256, 7])  # prompts in one pass, and in pieces
-@pytest.mark.parametrize("at", ["all", "prompt", "new"])
 def test_each_request_is_steered_as_by_an_edit(
-    model: gh.models.Decoder,
-    vectors: dict[str, SteeringVector],
-    settings: dict[str, float],
-    prefill_chunk: int,
-    at: str,
+    model: gh.models.Decoder, vectors: dict[str, SteeringVector], settings: dict[str, float], prefill_chunk: int
 ) -> None:
     engine = gh.Engine(model, slots=6, max_len=100, steering=vectors, prefill_chunk=prefill_chunk)
-    given = [(prompt, SCALES[n % len(SCALES)], 6 + n % 9) for n, prompt in enumerate(prompts(12))]
+    places = ("all", "prompt", "new")
+    given = [(ids, SCALES[n % len(SCALES)], places[n % 3], 6 + n % 9) for n, ids in enumerate(prompts(15))]
     requests = [
-        engine.submit(ids, max_new_tokens=new, steer=scales, steer_at=at, **settings) for ids, scales, new in given
+        engine.submit(ids, max_new_tokens=new, steer=scales, steer_at=at, **settings)
+        for ids, scales, at, new in given
     ]
     engine.run()
     found = set()
-    for request, (ids, scales, new) in zip(requests, given, strict=True):
+    for request, (ids, scales, at, new) in zip(requests, given, strict=True):
         with edited(model, vectors, scales, at):
             (expected,) = gh.generate(model, None, [ids], max_new_tokens=new, **settings)
-        assert request.ids == expected.ids, scales
+        assert request.ids == expected.ids, (scales, at)
         assert request.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
         found.add(tuple(request.ids))
     assert len(found) > 8
