@@ -68,6 +68,13 @@ def test_no_serious_finding_in_a_circuit(width: int, dark: bool, decoder: Traine
     assert findings(page) == []
 
 
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+@pytest.mark.parametrize("width", [1366, 400])
+def test_no_serious_finding_in_saliency(width: int, dark: bool, pair: Trained, visit: Visit) -> None:
+    state = {"text": "one five two", "tokens_saliency": "integrated_gradients"}
+    assert findings(visit(pair, view="tokens", **state, width=width, dark=dark)) == []
+
+
 def test_no_serious_finding_in_a_run(run_folder: Path, visit: Visit) -> None:
     assert findings(visit(run_folder, view="run")) == []
 

@@ -146,6 +146,9 @@ interface PageState {
   seq2seq_pruned?: number;
   seq2seq_moment?: string;
   seq2seq_scope?: string;
+  tokens_incorrect_token?: number;
+  tokens_output?: number; // the token or label whose logit saliency explains
+  tokens_saliency?: SaliencyMethod;
   walkthrough_all?: number;
   walkthrough_card?: string;
   walkthrough_side?: string;
@@ -169,6 +172,20 @@ interface NextToken {
   entropy: number;
   sampling_entropy: number;
   n_candidates: number;
+}
+
+type SaliencyMethod = "integrated_gradients" | "gradient_x_input" | "attention_rollout";
+
+/** How much each token moved a logit; `baseline` and `gap` are of integrated gradients alone. */
+interface TokenSaliency {
+  output: Token;
+  incorrect_token: Token | null;
+  value: number;
+  baseline: number | null;
+  gap: number | null;
+  steps: number;
+  scores: PackedTensor;
+  source_scores: PackedTensor | null;
 }
 
 interface MergeTree {
@@ -668,6 +685,7 @@ interface Responses {
   next: NextToken;
   generate: { tokens: Token[]; logprobs: (number | null)[]; text: string; finish_reason: string };
   save: { html: string };
+  token_saliency: TokenSaliency;
   word_merges: WordMerges;
   train_bpe: { words: string[][]; steps: BpeStep[]; cut: boolean };
   query_key: QueryKeyPair;
@@ -835,6 +853,21 @@ type Shown = Omit<Token, "id"> & { id: number | "" };
 
 type Stepper = HTMLElement & { show: (value: number, most: number) => void };
 type Slider = HTMLElement & { show: (value: number) => void; limit: (highest: number) => void };
+/** What a token of a coloured text stands for: its colour as a share of the largest, null for none, and its figure. */
+interface Told {
+  share: number | null;
+  text: string;
+  data: Record<string, unknown>;
+}
+
+type ColouredText = HTMLElement & {
+  show: (
+    row: Token[],
+    options: { selected: number | undefined; signed: boolean; told: (place: number) => Told },
+  ) => void;
+  colour: () => void;
+};
+
 type Choice<V> = HTMLElement & { show: (value: V) => void };
 
 interface SliderOptions {

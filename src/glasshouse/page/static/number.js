@@ -54,6 +54,15 @@ export function clamp(value, most) {
 }
 
 /**
+ * A rounded number with its sign.
+ * @param {number} value
+ * @returns {string}
+ */
+export function signed(value) {
+  return value > 0 ? `+${short(value)}` : short(value);
+}
+
+/**
  * One of a thing, or several.
  * @param {number} n
  * @param {string} one

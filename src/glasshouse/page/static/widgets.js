@@ -1,7 +1,7 @@
 // Widgets shared by the views.
 
 import { h, put } from "glasshouse/dom.js";
-import { clamp, short } from "glasshouse/number.js";
+import { clamp, percent, short } from "glasshouse/number.js";
 import { pictureButton } from "glasshouse/picture.js";
 
 const SHORT = 12; // characters that fit the widest token in any script
@@ -181,6 +181,33 @@ export function choice(label, options, onchange) {
       }
     },
   });
+}
+
+/**
+ * A select of candidate tokens, or none. `show(rows, id, none)` sets the options and the selection.
+ * @param {string} label
+ * @param {string} testid
+ * @param {(id: number | undefined) => void} onchange
+ * @returns {TokenChooser}
+ */
+export function tokenChooser(label, testid, onchange) {
+  const node = h("select", {
+    "aria-label": label,
+    data: { testid },
+    on: { change: () => onchange(node.value === "" ? undefined : Number(node.value)) },
+  });
+  /** @type {TokenChooser["show"]} */
+  const show = (rows, id, none) => {
+    const options = [
+      h("option", { value: "" }, none),
+      ...rows.map((one) => h("option", { value: one.id }, `${one.text} · ${percent(one.probability)}`)),
+    ];
+    if (Number.isInteger(id) && !rows.some((one) => one.id === id))
+      options.push(h("option", { value: id }, `id ${id}`));
+    put(node, options);
+    node.value = Number.isInteger(id) ? String(id) : "";
+  };
+  return Object.assign(node, { show });
 }
 
 /**

@@ -4,16 +4,19 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from itertools import pairwise
+from typing import get_args
 
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
 from glasshouse.escaping import show_whitespace
+from glasshouse.inspection.saliency import Method
 from glasshouse.models import Seq2Seq
 from glasshouse.page import serialization
 from glasshouse.page.forward_pass import ForwardPass
 from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint, View
+from glasshouse.page.views.saliency import TokenSaliency, saliency_request, token_saliency
 from glasshouse.text.bpe import algorithm as bpe
 from glasshouse.text.bpe import pretokenizer
 
@@ -169,15 +172,25 @@ def initial_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonD
             one["text"] for one in serialization.describe_tokens(row, loaded.tok)
         )
         requests.append(("train_bpe", {"text": text, "merges": REPLAYED}))
+    if method := state.get("tokens_saliency"):
+        requests.append(saliency_request(forward_pass, state, method))
     return requests
+
+
+def control_requests(traces: TraceCache, forward_pass: ForwardPass, state: JsonDict) -> list[tuple[str, JsonDict]]:
+    """Return the requests of the choice of a method."""
+    return [saliency_request(forward_pass, state, method) for method in get_args(Method)]
 
 
 VIEW = View(
     name="tokens",
     title="Tokens",
     endpoints={
+        "token_saliency": Endpoint(TokenSaliency, token_saliency),
         "word_merges": Endpoint(WordMerges, word_merges, needs_model=False),
         "train_bpe": Endpoint(TrainBpe, train_bpe, needs_model=False),
     },
     initial_requests=initial_requests,
+    control_requests=control_requests,
+    state_keys=("incorrect_token", "output", "saliency"),
 )

@@ -1,12 +1,11 @@
 // Loss per token before and after the edits, or the relative change of the final hidden states.
 
-import { balance, balanceInk, ink, shade } from "glasshouse/colour.js";
+import { colouredText } from "glasshouse/coloured_text.js";
+import { balance, shade } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
-import { clamp, plural, short } from "glasshouse/number.js";
-import { panel, token } from "glasshouse/widgets.js";
+import { plural, short } from "glasshouse/number.js";
+import { panel } from "glasshouse/widgets.js";
 import { decodeTensor } from "glasshouse/tensor.js";
-
-const TOKENS = 400; // of the text that are coloured
 
 /**
  * @param {ViewContext} context
@@ -15,19 +14,7 @@ const TOKENS = 400; // of the text that are coloured
 export function loss(context) {
   const { model } = context;
   const mean = h("p", { class: "loss", role: "status", data: { testid: "loss" } });
-  const text = h("div", {
-    class: "loss-text",
-    tabindex: "0",
-    role: "group",
-    "aria-label": "tokens coloured by loss",
-    data: { testid: "loss-text" },
-    on: {
-      click: (event) => {
-        const place = event.target.closest("[data-place]")?.dataset.place;
-        if (place !== undefined) context.set({ token: Number(place) });
-      },
-    },
-  });
+  const text = colouredText("tokens coloured by loss", "loss-text", (place) => context.set({ token: place }));
   const legend = h("div", { class: "legend" });
   const about =
     model.kind === "encoder"
@@ -87,38 +74,22 @@ export function loss(context) {
     const old = decodeTensor(before.values).data;
     const now = decodeTensor(after.values).data;
     const shift = isLoss && model.kind !== "encoder" ? 1 : 0; // targets are shifted by one
-    const first = clamp(context.token - TOKENS / 2, context.row.length - TOKENS);
-    const shown = context.row
-      .slice(first, first + TOKENS)
-      .map((one, i) => ({ one, place: first + i, was: old[first + i - shift], is: now[first + i - shift] }));
-    const differs = shown.map(({ was, is }) => (signed ? is - was : is));
+    const differs = context.row.map((_, i) => (signed ? now[i - shift] - old[i - shift] : now[i - shift]));
     const most = Math.max(1e-9, ...differs.filter(Number.isFinite).map(Math.abs));
-    put(
-      text,
-      first ? "… " : "",
-      shown.map(({ one, place, was, is }) => {
-        const figures = Number.isFinite(is)
-          ? signed
-            ? `loss ${short(was)} before, ${short(is)} after`
-            : isLoss
-              ? `loss ${short(is)}`
-              : `relative change ${short(is)}`
-          : "no loss";
-        return token(one, {
-          title: figures,
-          "aria-label": `${one.text}: ${figures}`,
-          class: place === context.token ? "here" : "",
-          data: { place, value: is, before: was },
-        });
-      }),
-      first + TOKENS < context.row.length ? " …" : "",
-    );
+    text.show(context.row, {
+      selected: context.token,
+      signed,
+      told(place) {
+        const [was, is] = [old[place - shift], now[place - shift]];
+        if (!Number.isFinite(is)) return { share: null, text: "no loss", data: { value: is, before: was } };
+        const figures = signed
+          ? `loss ${short(was)} before, ${short(is)} after`
+          : `${isLoss ? "loss" : "relative change"} ${short(is)}`;
+        return { share: differs[place] / most, text: figures, data: { value: is, before: was } };
+      },
+    });
     colour = () => {
-      [...text.querySelectorAll(".token")].forEach((one, i) => {
-        const share = Number.isFinite(differs[i]) ? differs[i] / most : 0;
-        one.style.background = Number.isFinite(differs[i]) ? (signed ? balance(share) : shade(share)) : "transparent";
-        one.style.color = signed ? balanceInk(share) : ink(share);
-      });
+      text.colour();
       const high = signed
         ? `loss up to ${short(most)} nats higher`
         : isLoss

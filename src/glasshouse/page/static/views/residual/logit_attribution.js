@@ -1,8 +1,8 @@
 // Direct logit attribution: contributions to a logit by layer, and the largest of them.
 
 import { h, put } from "glasshouse/dom.js";
-import { clamp, percent, short } from "glasshouse/number.js";
-import { bars, panel, token } from "glasshouse/widgets.js";
+import { clamp, short, signed } from "glasshouse/number.js";
+import { bars, panel, token, tokenChooser } from "glasshouse/widgets.js";
 import { row, decodeTensor } from "glasshouse/tensor.js";
 
 const CANDIDATES = 12;
@@ -13,8 +13,8 @@ const LARGEST = 10;
  * @returns {Part}
  */
 export function logitAttribution(context) {
-  const said = chooser("token", "attributed-token", (residual_token) => context.set({ residual_token }));
-  const incorrect = chooser("minus logit of", "incorrect-token", (residual_incorrect_token) =>
+  const said = tokenChooser("token", "attributed-token", (residual_token) => context.set({ residual_token }));
+  const incorrect = tokenChooser("minus logit of", "incorrect-token", (residual_incorrect_token) =>
     context.set({ residual_incorrect_token }),
   );
   const chart = h("div", {
@@ -121,41 +121,6 @@ export function logitAttribution(context) {
       );
     },
   };
-}
-
-/**
- * A select of candidate tokens, or none. `show(rows, id, none)` sets the options and the selection.
- * @param {string} label
- * @param {string} testid
- * @param {(id: number | undefined) => void} onchange
- * @returns {TokenChooser}
- */
-function chooser(label, testid, onchange) {
-  const node = h("select", {
-    "aria-label": label,
-    data: { testid },
-    on: { change: () => onchange(node.value === "" ? undefined : Number(node.value)) },
-  });
-  /** @type {TokenChooser["show"]} */
-  const show = (rows, id, none) => {
-    const options = [
-      h("option", { value: "" }, none),
-      ...rows.map((one) => h("option", { value: one.id }, `${one.text} · ${percent(one.probability)}`)),
-    ];
-    if (Number.isInteger(id) && !rows.some((one) => one.id === id))
-      options.push(h("option", { value: id }, `id ${id}`));
-    put(node, options);
-    node.value = Number.isInteger(id) ? String(id) : "";
-  };
-  return Object.assign(node, { show });
-}
-
-/**
- * @param {number} value
- * @returns {string}
- */
-function signed(value) {
-  return value > 0 ? `+${short(value)}` : short(value);
 }
 
 /**

@@ -1,11 +1,13 @@
-// Tokens: next-token probabilities, sampling, the BPE merges of a word, and BPE training on the text.
+// Tokens: next-token probabilities, sampling, saliency, the BPE merges of a word, and BPE training on the text.
 
 import { isSaved } from "glasshouse/api.js";
 import { answer, preamble, within } from "glasshouse/code.js";
+import { onTheme } from "glasshouse/colour.js";
 import { h, put, s } from "glasshouse/dom.js";
 import { count, percent, plural, short } from "glasshouse/number.js";
 import { live } from "glasshouse/saved_page.js";
 import { bars, placeholder, panel, python, slider, token } from "glasshouse/widgets.js";
+import { saliency, saliencyInPython } from "glasshouse/views/tokens/saliency.js";
 
 const SHOWN = 12; // candidates
 const MERGES = 200; // replayed at most
@@ -17,15 +19,24 @@ const BEAT = 500; // milliseconds between merges when they play
  * @returns {MountedView}
  */
 export function mount(context, root) {
-  const parts = [
-    nextToken(context),
+  const predicted = [nextToken(context), ...(context.hasProbabilities ? [saliency(context)] : [])];
+  const tokenized = [
     ...(context.model.has_merges ? [wordMerges(context)] : []),
     ...(context.model.tokenizer ? [trainBpe(context)] : []),
   ];
-  const [first, ...others] = parts.map((part) => part.node);
-  root.append(h("div", { class: "columns" }, first, h("div", { class: "view" }, others)));
+  const parts = [...predicted, ...tokenized];
+  /** @type {(some: Part[]) => HTMLElement} */
+  const column = (some) =>
+    h(
+      "div",
+      { class: "view" },
+      some.map((part) => part.node),
+    );
   const code = h("div", {});
-  root.append(code);
+  root.append(h("div", { class: "columns" }, column(predicted), column(tokenized)), code);
+  const stop = onTheme(() => {
+    for (const part of parts) part.colour?.();
+  });
   return {
     async draw(changed) {
       const [first, ...others] = parts;
@@ -34,6 +45,7 @@ export function mount(context, root) {
       put(code, python(await inPython(context)));
     },
     close() {
+      stop();
       for (const part of parts) part.close?.();
     },
   };
@@ -46,7 +58,8 @@ export function mount(context, root) {
  */
 async function inPython(context) {
   const { lines, inputs } = preamble(context);
-  return [...lines, ...(await within(context, [`probabilities = ${answer(context, inputs)}`]))].join("\n");
+  const work = [`probabilities = ${answer(context, inputs)}`, ...saliencyInPython(context, inputs)];
+  return [...lines, ...(await within(context, work))].join("\n");
 }
 
 // Next-token probabilities
