@@ -198,9 +198,9 @@ bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (t
 page: browser node_modules/.ready  ## all that opens a browser; every view, axe-core too, at more sizes and in dark mode; screenshots in build/screens (ten minutes)
 	$(PYTEST) -m long tests/page
 
-inspection: $(VENV)/.ready  ## activations against TransformerLens, site by site; saliency against Captum (a minute)
+inspection: $(VENV)/.ready  ## sites, weights and patching against TransformerLens, saliency against Captum, edits against nnsight (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'
-	$(BIN)/python -m pytest tests/inspection/test_transformer_lens_parity.py tests/inspection/test_captum_parity.py
+	$(BIN)/python -m pytest tests/inspection/test_transformer_lens_parity.py tests/inspection/test_captum_parity.py tests/inspection/test_nnsight_parity.py
 
 notebooks: $(VENV)/.ready  ## the notebooks of examples/ in a Jupyter kernel, with a wrong answer to every exercise (five minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[notebooks]'

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from inspected_models import IDS, assert_close, small
+from table_rows import table_row
 from torch import Tensor
 
 import glasshouse as gh
@@ -20,6 +21,7 @@ STEPS = 8  # Captum rounds weights to float32, which has an eighth
 MIDPOINTS = {"n_steps": STEPS, "method": "riemann_middle", "return_convergence_delta": True}
 
 
+@table_row("Captum `LayerIntegratedGradients(f, embedding)", "Captum `LayerGradientXActivation` at the embedding")
 @pytest.mark.parametrize("choices", [{}, {"position": "learned", "norm": "layer", "feedforward": "gelu"}], ids=str)
 def test_every_next_token_of_a_decoder(choices: dict[str, Any]) -> None:
     model = small(**choices)
@@ -83,3 +85,28 @@ def test_an_encoder_decoder_from_zeros() -> None:
         assert_close(found.source_scores[:, position], expected[0].sum(-1), 1e-9)
         assert_close(found.scores[:, position], expected[1].sum(-1), 1e-9)
         assert_close(found.completeness_gap[:, position], delta, 1e-9)
+
+
+@table_row("Captum `LayerActivation`, `NeuronGradient`")
+def test_activations_and_the_gradient_of_a_neuron() -> None:
+    model, neuron = small(), 5
+    with gh.record(model, "hidden.1", "token_embed", grad=True) as seen:
+        model(IDS)
+    down = model.stack.blocks[1].feedforward.layer.down
+
+    def logits(ids: Tensor) -> Tensor:
+        return model(ids)[:, -1]
+
+    expected = attr.LayerActivation(logits, down).attribute(IDS, attribute_to_layer_input=True)
+    assert_close(seen["hidden.1"], expected, 1e-12)
+    value = seen["hidden.1"][:, -1, neuron]
+    found = seen.gradient("token_embed", of=value.sum())
+
+    def of_embeddings(embedded: Tensor) -> Tensor:
+        with gh.edit(model, {"token_embed": embedded}):
+            return model(IDS)
+
+    theirs = attr.NeuronGradient(of_embeddings, down)
+    embedded = seen["token_embed"].detach().requires_grad_()
+    expected = theirs.attribute(embedded, (IDS.shape[1] - 1, neuron), attribute_to_neuron_input=True)
+    assert_close(found, expected, 1e-9)

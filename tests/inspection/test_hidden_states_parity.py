@@ -5,15 +5,19 @@ The systems differ in the order of sums, float32: 1e-5 of the largest entry, as 
 
 from __future__ import annotations
 
+from base64 import b64decode
 from pathlib import Path
 
 import pytest
 import torch
 from hub.hf_models import EACH_FAMILY, make
+from table_rows import table_row
 from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.models import Seq2Seq
+from glasshouse.page.forward_pass import ForwardPass, PagePrompt
+from glasshouse.page.views.attention import Tile, map_tiles
 
 LENGTHS = torch.tensor([11, 7])
 
@@ -72,3 +76,21 @@ def compare_stack(
             mine = seen[f"{prefix}pattern.{layer}"][row, :, :length, :length]
             assert_close(mine, attentions[layer][row, :, :length, :length])
     assert_close(seen[f"{prefix}final"][real], hidden[depth][real])
+
+
+@table_row("BertViz `head_view`, `model_view`")
+def test_the_attention_view_draws_what_bertviz_is_given(tmp_path: Path) -> None:
+    """BertViz draws `attentions` of transformers' output."""
+    theirs = make("gpt2")
+    theirs.set_attn_implementation("eager")
+    theirs.save_pretrained(tmp_path)
+    ours, _ = gh.load(tmp_path)
+    look = gh.look(ours, None, "3 1 4 1 5 9 2 6", view="attention")
+    with torch.no_grad():
+        weights = theirs(torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]]), output_attentions=True).attentions
+    prompt = ForwardPass(PagePrompt("3 1 4 1 5 9 2 6"))
+    for layer, heads in enumerate(weights):
+        for head, expected in enumerate(heads[0]):
+            packed = map_tiles.tile(look.traces, Tile(prompt, "pattern", layer, head))["cells"]
+            shown = torch.frombuffer(bytearray(b64decode(packed["f32"])), dtype=torch.float32).view(8, 8)
+            assert_close(shown.clamp(min=0), expected)  # below 0 where masked

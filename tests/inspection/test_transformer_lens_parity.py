@@ -13,6 +13,7 @@ import pytest
 import torch
 import transformers as hf
 from hub.hf_models import make
+from table_rows import table_row
 from torch import Tensor
 
 import glasshouse as gh
@@ -47,6 +48,18 @@ def settings(act: str) -> dict[str, object]:
     return {**sizes, "act_fn": act, "normalization_type": "LN", "device": "cpu"}
 
 
+# Gated: their `hook_pre` is the gate. Rotated queries and keys have hooks of their own.
+OURS_GATED = {
+    **{
+        theirs: ours
+        for theirs, ours in OURS.items()
+        if theirs not in ("blocks.L.attn.hook_q", "blocks.L.attn.hook_k")
+    },
+    "blocks.L.attn.hook_rot_q": "q.L",
+    "blocks.L.attn.hook_rot_k": "k.L",
+    "blocks.L.mlp.hook_pre": "gate.L",
+    "blocks.L.mlp.hook_pre_linear": "hidden_pre.L",
+}
 WITH_NORM_BEFORE = {
     "resid_mid.L", "resid_post.L", "final", "attn_norm_scale.L", "ffn_norm_scale.L", "final_norm_scale", "result.L",
     "token_embed",
@@ -91,12 +104,120 @@ def gpt2_pair(folder: Path) -> tuple[gh.models.Model, Any]:
     return ours, theirs
 
 
+@table_row(
+    "`hook_embed`",
+    "`hook_embed` + `hook_pos_embed`",
+    "`blocks.L.hook_resid_pre`",
+    "`blocks.L.attn.hook_q`",
+    "`blocks.L.attn.hook_attn_scores`",
+    "`blocks.L.attn.hook_pattern`",
+    "`blocks.L.attn.hook_z`",
+    "`blocks.L.attn.hook_result`",
+    "`blocks.L.hook_attn_out`",
+    "`blocks.L.mlp.hook_post`",
+    "`blocks.L.mlp.hook_pre`",
+    "`blocks.L.ln1.hook_scale`",
+    "`blocks.L.ln1.hook_normalized`",
+    "`unembed.hook_in`",
+    "`run_with_cache(ids)`",
+)
 def test_a_gpt2_shape(tmp_path: Path) -> None:
     ours, theirs = gpt2_pair(tmp_path)
     ids = torch.randint(0, 61, (2, 11), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         _, cache = theirs.run_with_cache(ids)
     equal(dict(cache), ours, ids, OURS)
+    with torch.no_grad(), gh.record(ours, "*") as seen:
+        ours(ids)
+
+    def same(value: Tensor, expected: Tensor) -> None:
+        assert (value - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+    same(seen["embed"], cache["hook_embed"] + cache["hook_pos_embed"])
+    # Theirs are normalized alone; ours are what the layer after the norm receives.
+    for layer, block in enumerate(theirs.blocks):
+        for name, norm in (("attn_norm", block.ln1), ("ffn_norm", block.ln2)):
+            normalized = cache[f"blocks.{layer}.{'ln1' if norm is block.ln1 else 'ln2'}.hook_normalized"]
+            same(seen[f"{name}.{layer}"], normalized * norm.w + norm.b)
+    same(seen["final"], cache["ln_final.hook_normalized"] * theirs.ln_final.w + theirs.ln_final.b)
+
+
+def test_a_llama_shape(tmp_path: Path) -> None:
+    from transformer_lens.pretrained.weight_conversions import convert_llama_weights
+
+    published = make("llama")
+    published.save_pretrained(tmp_path)
+    ours, _ = gh.load(tmp_path)
+    sizes = {"n_layers": 3, "d_model": 48, "n_ctx": 64, "d_head": 8, "n_heads": 6, "n_key_value_heads": 2}
+    gated = {"d_vocab": 61, "d_mlp": 72, "act_fn": "silu", "gated_mlp": True, "normalization_type": "RMS"}
+    rotary = {"positional_embedding_type": "rotary", "rotary_dim": 8, "rotary_adjacent_pairs": False}
+    more = {"eps": published.config.rms_norm_eps, "final_rms": True, "device": "cpu", "use_attn_result": True}
+    config = lens.HookedTransformerConfig(**sizes, **gated, **rotary, **more)
+    theirs = lens.HookedTransformer(config)
+    theirs.load_state_dict(convert_llama_weights(published, config), strict=False)
+    ids = torch.randint(0, 61, (2, 11), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        _, cache = theirs.run_with_cache(ids)
+    shared = {name: value for name, value in cache.items() if not name.endswith(("hook_v",))}
+    equal(shared, ours, ids, {theirs: ours for theirs, ours in OURS_GATED.items() if not theirs.endswith("hook_v")})
+    with torch.no_grad(), gh.record(ours, "v.1") as seen:
+        ours(ids)
+    assert (seen["v.1"] - cache["blocks.1.attn.hook_v"].transpose(1, 2)).abs().max() <= 1e-5  # by KV head
+
+
+@table_row("`run_with_hooks(ids, fwd_hooks=[...])`")
+def test_hooks_that_change_activations(tmp_path: Path) -> None:
+    ours, theirs = gpt2_pair(tmp_path)
+    ids = torch.randint(0, 61, (2, 11), generator=torch.Generator().manual_seed(0))
+
+    def without_a_head(z: Tensor, hook: Any) -> Tensor:  # noqa: ANN401 - their HookPoint
+        z[:, :, 3] = 0
+        return z
+
+    def doubled(neurons: Tensor, hook: Any) -> Tensor:  # noqa: ANN401 - their HookPoint
+        return 2 * neurons
+
+    hooks = [("blocks.1.attn.hook_z", without_a_head), ("blocks.2.mlp.hook_post", doubled)]
+    with torch.no_grad():
+        expected = theirs.run_with_hooks(ids, fwd_hooks=hooks)
+        with gh.edit(ours, {"z.1": gh.ablate_head(3), "hidden.2": gh.inspection.scale(2.0)}):
+            found = ours(ids)
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    assert (found - ours(ids)).abs().max() > 0.1
+
+
+@table_row("`cache.logit_attrs`, `logit_lens`, `stack_head_results`")
+def test_attribution_and_lens(tmp_path: Path) -> None:
+    """Theirs takes the gain of the last norm from the unembedding, into which it is folded before."""
+    from transformer_lens.pretrained.weight_conversions.gpt2 import convert_gpt2_weights
+
+    published = make("gpt2")
+    published.save_pretrained(tmp_path)
+    ours, _ = gh.load(tmp_path)
+    theirs = lens.HookedTransformer(
+        lens.HookedTransformerConfig(**settings("gelu_new"), d_mlp=160, use_attn_result=True)
+    )
+    converted = {**theirs.state_dict(), **convert_gpt2_weights(published, theirs.cfg)}
+    theirs.load_state_dict(theirs.fold_layer_norm(converted, center_weights=False), strict=False)
+    ids = torch.randint(0, 61, (2, 11), generator=torch.Generator().manual_seed(0))
+    tokens, wrong = torch.tensor([7, 8]), torch.tensor([9, 10])
+    with torch.no_grad():
+        _, cache = theirs.run_with_cache(ids)
+        heads, names = cache.stack_head_results(return_labels=True, pos_slice=-1)
+        # Biases are a part of their own in ours.
+        mlps = torch.stack([cache[f"blocks.{layer}.hook_mlp_out"][:, -1] - theirs.b_out[layer] for layer in range(3)])
+        expected = [cache.logit_attrs(one, tokens, wrong, pos_slice=-1) for one in (heads, mlps)]
+        split = gh.attribute(ours, ids, position=-1, token=tokens, incorrect_token=wrong)
+        depths, _ = cache.accumulated_resid(return_labels=True, apply_ln=True)
+        read = (depths @ theirs.W_U + theirs.b_U).log_softmax(-1)
+        found = gh.lens(ours, ids, top_k=3)
+    assert len(names) == split.heads[0].numel()
+    for own, other in ((split.heads.flatten(1), expected[0].T), (split.feedforward, expected[1].T)):
+        assert (own - other).abs().max() <= 1e-5 * other.abs().max()
+    best = read.topk(3)
+    # Theirs has the layers 0, 1, 2 and the end, as ours: the embedding, then after each block.
+    assert torch.equal(found.tokens, best.indices)
+    assert (found.probabilities - best.values.exp()).abs().max() <= 1e-5
 
 
 def test_a_bert_shape(tmp_path: Path) -> None:
@@ -119,6 +240,7 @@ def test_a_bert_shape(tmp_path: Path) -> None:
 NAMES = [f"{kind}_{name}" for kind in "Wb" for name in ("Q", "K", "V", "O", "in", "out", "U")] + ["W_E", "W_pos"]
 
 
+@table_row("`patching.get_act_patch_attn_head_out_by_pos")
 def test_patching_every_head_at_every_position(tmp_path: Path) -> None:
     """Their sweep and ours, one patch at a time, and the estimate by the product of theirs with their gradients."""
     from transformer_lens import patching
@@ -157,6 +279,7 @@ def test_patching_every_head_at_every_position(tmp_path: Path) -> None:
     assert gain.abs().max() > 1e-3
 
 
+@table_row("`model.W_Q`", "`FactoredMatrix`", "`fold_ln=True`", '`all_composition_scores("K")`')
 @pytest.mark.parametrize("fold_norm", [False, True])
 def test_the_weights_of_a_gpt2_shape(tmp_path: Path, fold_norm: bool) -> None:
     """All in float32: rounding of a norm or a product of 40 terms is 1e-6 of the largest."""
