@@ -1,4 +1,4 @@
-"""Circuits and estimated patches: are they right, and what do they cost beside TransformerLens?
+"""Circuits, estimated patches and saliency: are they right, and what do they cost beside other tools?
 
     python benchmarks/circuits.py [--parts induction rank cost] [--rounds 5] [--threads 2]
 
@@ -7,18 +7,21 @@ induction: the model of `attention_heads.py` that repeats random letters, three 
 rank:      edge attribution and attribution patching beside the exact sweep of one patch at a time, for three models:
            Spearman's rank correlation, and how many of the ten largest edges are found.
 cost:      all heads at all positions of GPT-2 small, 64 tokens, random weights, each library in turn in one process:
-           attribution patching (two forward passes and a backward), and a part of the exact sweep. It needs
-           TransformerLens (the extra `lens`).
+           attribution patching (two forward passes and a backward), a part of the exact sweep, and integrated
+           gradients. It needs TransformerLens, nnsight and Captum (the extra `lens`).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import os
-import resource
 import statistics
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from figures import add_save, record, save
@@ -39,7 +42,8 @@ from glasshouse.inspection.patching.activation_patching import Prompt
 from glasshouse.models import Model
 
 PAIRS, BEFORE = 32, 10  # prompts, and the letters before the one that comes again
-LAYER, TOKENS, SWEPT = 6, 64, 8  # the sweep patches the first positions of one layer
+LAYER, TOKENS, SWEPT = 6, 64, 2  # the sweep patches the first positions of one layer
+STEPS = 20  # of integrated gradients
 Metric = Callable[[Tensor], Tensor]
 
 
@@ -140,18 +144,26 @@ def spearman(a: Tensor, b: Tensor) -> float:
 def cost(rounds: int) -> None:
     os.environ["TQDM_DISABLE"] = "1"
     import transformer_lens as tl
+    from captum.attr import LayerIntegratedGradients
+    from nnsight import NNsight
     from transformer_lens import patching
+    from transformers import GPT2Config, GPT2LMHeadModel
 
     torch.manual_seed(0)
     ours = gh.build(gh.preset("gpt2", dropout=0.0)).eval()
     shape = {"n_layers": 12, "d_model": 768, "n_heads": 12, "d_head": 64, "d_mlp": 3072, "n_ctx": 1024}
     rest = {"d_vocab": 50257, "act_fn": "gelu_new", "normalization_type": "LN", "device": "cpu"}
     theirs = tl.HookedTransformer(tl.HookedTransformerConfig(**shape, **rest)).eval()
+    traced = NNsight(GPT2LMHeadModel(GPT2Config()).eval())
     corrupted, clean = torch.randint(0, 50257, (2, 1, TOKENS))
     clean[:, 1:] = corrupted[:, 1:]
 
     def metric(logits: Tensor) -> Tensor:
         return logits[0, -1, 7] - logits[0, -1, 8]
+
+    def estimate(seen: list[list[Tensor]], value: Tensor) -> None:
+        slopes = torch.autograd.grad(value, seen[1])
+        torch.stack([(one - two) * slope for one, two, slope in zip(*seen, slopes, strict=True)]).sum(-1)
 
     def estimated_by_theirs() -> None:
         """Attribution patching as their notebooks write it: two runs with hooks on z, and one backward."""
@@ -162,8 +174,19 @@ def cost(rounds: int) -> None:
             ]
             with torch.set_grad_enabled(number == 1):
                 value = metric(theirs.run_with_hooks(ids, fwd_hooks=hooks))
-        slopes = torch.autograd.grad(value, seen[1])
-        torch.stack([(one - two) * slope for one, two, slope in zip(*seen, slopes, strict=True)]).sum(-1)
+        estimate(seen, value)
+
+    def estimated_by_nnsight() -> None:
+        """Do the same by the input of the output projection."""
+        seen = []
+        for number, ids in enumerate((clean, corrupted)):
+            with torch.set_grad_enabled(number == 1), traced.trace(ids):
+                heads = [].save()
+                for block in traced.transformer.h:
+                    heads.append(block.attn.c_proj.input)
+                logits = traced.output.logits.save()
+            seen.append(list(heads))
+        estimate(seen, metric(logits))
 
     def swept_by_theirs() -> None:
         with torch.no_grad():
@@ -173,34 +196,93 @@ def cost(rounds: int) -> None:
                 index_df=frame(),
             )  # fmt: skip
 
+    def swept_by_nnsight() -> None:
+        with torch.no_grad():
+            with traced.trace(clean):
+                z = traced.transformer.h[LAYER].attn.c_proj.input.save()
+            for position in range(SWEPT):
+                for head in range(12):
+                    part = slice(64 * head, 64 * head + 64)
+                    with traced.trace(corrupted):
+                        traced.transformer.h[LAYER].attn.c_proj.input[:, position, part] = z[:, position, part]
+                        logits = traced.output.logits.save()
+                    metric(logits)
+
+    def integrated_by_captum() -> None:
+        theirs = LayerIntegratedGradients(lambda ids: ours(ids)[:, -1], ours.token_embedding)
+        theirs.attribute(clean, baselines=clean.flip(1), target=7, n_steps=STEPS, method="riemann_middle")
+
+    def integrated() -> None:
+        gh.saliency(ours, clean, positions=[-1], token=7, steps=STEPS)
+
     axes = {"axis": ("head", "position"), "metric": metric}
-    works: dict[str, tuple[Callable[[], object], Callable[[], object]]] = {
-        "attribution patching of z, 1,728 parts": (
+    peers: dict[str, tuple[str, Callable[[], object], dict[str, Callable[[], object]]]] = {
+        "estimate": (
+            "attribution patching of z, all 12 heads at all 64 positions of 12 layers",
             lambda: attribution_patching(ours, corrupted, clean, "z", **axes),
-            estimated_by_theirs,
+            {"TransformerLens": estimated_by_theirs, "nnsight": estimated_by_nnsight},
         ),
-        f"activation patching of layer {LAYER}, {12 * SWEPT} parts": (
+        "sweep": (
+            f"activation patching of layer {LAYER}, {12 * SWEPT} of its 768 head positions",
             lambda: activation_patching(ours, corrupted, clean, f"z.{LAYER}[position=0:{SWEPT}]", **axes),
-            swept_by_theirs,
+            {"TransformerLens": swept_by_theirs, "nnsight": swept_by_nnsight},
+        ),
+        "saliency": (
+            f"integrated gradients of one prediction, {STEPS} steps",
+            integrated,
+            {"Captum": integrated_by_captum},
         ),
     }
-    for (name, pair), key in zip(works.items(), ("estimate", "sweep"), strict=True):
-        times: list[list[float]] = [[], []]
+    for key, (name, own, others) in peers.items():
+        works = {"ours": own, **others}
+        times: dict[str, list[float]] = {one: [] for one in works}
+        memory: dict[str, list[float]] = {one: [] for one in works}
         for number in range(rounds + 1):  # the first is the warm-up
-            for one, work in enumerate(pair):
-                start = time.perf_counter()
-                work()
+            for one, work in works.items():
+                seconds, used = measured(work)
                 if number:
-                    times[one].append(time.perf_counter() - start)
-        mine, other = times
-        print(f"{name}: {statistics.median(mine):.2f} s, TransformerLens {statistics.median(other):.2f} s")
-        print(f"  ours {ratio(other, mine)} times as fast")
-        record(f"circuits.{key}", mine, 2, "s")
-        record(f"circuits.{key}_ratio", ratios(other, mine), 2)
+                    times[one].append(seconds)
+                    memory[one].append(used)
+        print(name)
+        for one in works:
+            print(
+                f"  {one}: {statistics.median(times[one]):.2f} s, {statistics.median(memory[one]):.2f} GiB more"
+                + ("" if one == "ours" else f"; ours {ratio(times[one], times['ours'])} times as fast")
+            )
+        record(f"circuits.{key}", times["ours"], 2, "s")
+        record(f"circuits.{key}_memory", memory["ours"], 2, "GiB")
+        for one in others:
+            record(f"circuits.{key}_{one.lower()}", ratios(times[one], times["ours"]), 2)
+            record(f"circuits.{key}_{one.lower()}_memory", memory[one], 2, "GiB")
     start = time.perf_counter()
     edge_attribution(ours, corrupted, clean, metric=metric, steps=1)
     print(f"edge attribution, steps=1: {time.perf_counter() - start:.2f} s")
-    print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GiB")
+
+
+def measured(work: Callable[[], object]) -> tuple[float, float]:
+    """Return the seconds that a function takes, and by how many GiB the process grows meanwhile."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # glibc keeps freed memory, in which what is measured would hide
+    before = most = resident()
+    is_done = threading.Event()
+
+    def watch() -> None:
+        nonlocal most
+        while not is_done.wait(0.005):
+            most = max(most, resident())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    start = time.perf_counter()
+    work()
+    seconds = time.perf_counter() - start
+    is_done.set()
+    watcher.join()
+    return seconds, (most - before) / 2**30
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def frame() -> object:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import check_count
-from glasshouse.inspection.editing import edit
+from glasshouse.inspection.editing import Edit, edit
 from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.patching.activation_patching import (
     ActivationPatching,
@@ -23,7 +23,8 @@ from glasshouse.inspection.patching.activation_patching import (
     prompt_pair,
 )
 from glasshouse.inspection.patching.metrics import Metric, keep_last_logit
-from glasshouse.inspection.recording import record
+from glasshouse.inspection.recording import Recording, record
+from glasshouse.inspection.token_gradients import midpoints
 from glasshouse.text import Tokenizer
 
 
@@ -59,24 +60,28 @@ def attribution_patching(
         keep_last_logit(model, here, there)
     names = [one.site.name for one in selections]
     with eval_mode(model):
-        with record(model, "*token_embed", *names) as seen:
-            normal_output = here.run(model)
         with record(model, "*token_embed", *names) as wanted:
             clean_output = there.run(model)
-        outputs = (normal_output, clean_output)
+        embeddings = [name for name in wanted if name.endswith("token_embed")]
+
+        def run(given: Mapping[str, Edit]) -> tuple[Tensor, Recording]:
+            with torch.enable_grad(), edit(model, given), record(model, *embeddings, *names, grad=True) as graph:
+                return here.run(model), graph
+
+        output, graph = run(dict.fromkeys(embeddings, _as_leaf))
+        seen = {name: value.detach() for name, value in graph.items()}
+        outputs = (output.detach(), clean_output)
         scalar, corrupted_baseline, clean_baseline = metric_and_baselines(model, (here, there), outputs, metric)
-        embeddings = [name for name in seen if name.endswith("token_embed")]
-        for name in {*names, *embeddings}:
+        for name in seen:
             check_same_shape(name, wanted[name], seen[name])
-        # Midpoints of equal parts of the way between the prompts; without integration the corrupted one itself.
-        shares = [0.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
-        totals = [torch.zeros_like(seen[name]) for name in names]
-        for share in shares:
-            moved = {name: seen[name].lerp(wanted[name], share).requires_grad_() for name in embeddings}
-            with torch.enable_grad(), edit(model, dict(moved)), record(model, *names, grad=True) as graph:
-                value = scalar(here.run(model))
-            slopes = torch.autograd.grad(value, [graph[name] for name in names], materialize_grads=True)
-            totals = [total + slope / steps for total, slope in zip(totals, slopes, strict=True)]
+        if steps == 1:
+            totals = _slopes(scalar, output, graph, names)
+        else:  # midpoints of equal parts of the way between the prompts
+            totals = [torch.zeros_like(seen[name]) for name in names]
+            for share in midpoints(steps):
+                output, graph = run({name: _as_leaf(seen[name].lerp(wanted[name], share)) for name in embeddings})
+                slopes = _slopes(scalar, output, graph, names)
+                totals = [total + slope / steps for total, slope in zip(totals, slopes, strict=True)]
     rows = []
     for one, total in zip(selections, totals, strict=True):
         # Scores of masked keys are -inf in both.
@@ -94,6 +99,19 @@ def attribution_patching(
         layer_labels=layer_labels(selections),
         axis_labels=labels_of(selections[0], axes, sizes, (here, there), tok),
     )
+
+
+def _as_leaf(x: Tensor) -> Tensor:
+    """Return a tensor that gradients lead to, whether or not the weights take any."""
+    return x.detach().requires_grad_()
+
+
+def _slopes(
+    scalar: Callable[[Tensor], Tensor], output: Tensor, graph: Recording, names: Sequence[str]
+) -> list[Tensor]:
+    with torch.enable_grad():
+        value = scalar(output)
+    return list(torch.autograd.grad(value, [graph[name] for name in names], materialize_grads=True))
 
 
 def _sum_over_others(value: Tensor, dims: Sequence[int]) -> Tensor:
