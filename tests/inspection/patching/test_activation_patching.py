@@ -24,6 +24,7 @@ from glasshouse.errors import InputError
 from glasshouse.inspection import editing
 from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.patching.activation_patching import ActivationPatching, activation_patching, patch
+from glasshouse.inspection.patching.attribution_patching import attribution_patching
 from glasshouse.inspection.patching.edge_runner import EdgeRunner
 from glasshouse.inspection.patching.path_patching import path_patching
 from glasshouse.inspection.sites import sites
@@ -373,8 +374,31 @@ def test_several_axes_and_parts_equal_one_patch_at_a_time(site: str, axis: Any, 
     assert found._repr_html_().count("<tr>") == found.effect.flatten(0, -2).shape[0] + 1
 
 
+@pytest.mark.parametrize(
+    "names", [["z.1[head=1]", "z.0[head=3]"], ["z.1[head=1]", "z.1[head=0]"], ["embed", "ffn_out.1"]]
+)
+def test_a_list_of_sites_has_a_row_for_each(names: list[str]) -> None:
+    model = small()
+    found = activation_patching(model, IDS, OTHER, names, metric=weighted_sum)
+    each = [activation_patching(model, IDS, OTHER, one, metric=weighted_sum) for one in names]
+    assert_close(found.effect, torch.cat([one.effect for one in each]))
+    assert found.layer_labels == tuple(names)
+    estimated = attribution_patching(model, IDS, OTHER, names, metric=weighted_sum)
+    each = [attribution_patching(model, IDS, OTHER, one, metric=weighted_sum) for one in names]
+    assert_close(estimated.effect, torch.cat([one.effect for one in each]))
+    assert "z.1[head=1]" not in names or "z.1[head=1]" in found._repr_html_()
+
+
 def test_invalid_activation_patching_is_refused() -> None:
     model = small()
+    for names in (["z.1[head=1]", "z.0"], []):
+        with pytest.raises(InputError, match="have not the same axes"):
+            activation_patching(model, IDS, OTHER, names, metric=weighted_sum)
+    pair = small("tiny-seq2seq")
+    prompts = [(IDS, ids[:, :4]) for ids in (IDS, OTHER)]
+    for work in (activation_patching, attribution_patching):
+        with pytest.raises(InputError, match=r"decoder.resid_post.0 is patched at \[4\] indices, but .* at \[6\]"):
+            work(pair, *prompts, ["encoder.resid_post.0", "decoder.resid_post.0"], metric=lambda x: x[0, -1, 3])
     with pytest.raises(InputError, match=r"the layers have no site 'resid_pots'; did you mean resid_post\?"):
         activation_patching(model, IDS, OTHER, "resid_pots")
     with pytest.raises(InputError, match=r"the layers have no site 'z\.7'; "):

@@ -24,6 +24,7 @@ from glasshouse.inspection.sites import Selection, select, sites, unwrap_model
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
+Sites = str | Sequence[str]
 Prompt = Input | Sequence[Input]  # ids [B, S] or texts; of an encoder-decoder a pair: source and target
 
 
@@ -113,7 +114,7 @@ def activation_patching(
     model: nn.Module,
     corrupted: Prompt,
     clean: Prompt,
-    site: str,
+    site: Sites,
     *,
     axis: str | Sequence[str] | None = None,
     metric: Metric | None = None,
@@ -124,11 +125,12 @@ def activation_patching(
     """Patch a site in each layer at each index of an axis alone, and return the effect on a metric.
 
     `site` is a name without its layer, which stands for all layers: `resid_post`, `decoder.cross_z`; or one of
-    `record`: `embed`, `z.3`. With an index only that part is patched: `z[head=1]`. `axis` is the axis to patch along,
-    or several, such as `("head", "position")`: by default heads if the site has them, else positions. `metric` maps
-    an output to a scalar; by default it is the logit difference at the last token between the top prediction on
-    `clean` and that on `corrupted`. `model_kwargs` and `tok` are as in `patch`. After each layer `progress` is called
-    with the number of patches done and in all.
+    `record`: `embed`, `z.3`. With an index only that part is patched: `z[head=1]`. Of a list of sites with the
+    same axes, `["z.2[head=2]", "z.3[head=1]"]`, each has a row. `axis` is the axis to patch along, or several, such
+    as `("head", "position")`: by default heads if the site has them, else positions. `metric` maps an output to a
+    scalar; by default it is the logit difference at the last token between the top prediction on `clean` and that on
+    `corrupted`. `model_kwargs` and `tok` are as in `patch`. After each layer `progress` is called with the number of
+    patches done and in all.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -155,7 +157,8 @@ def activation_patching(
             with record(model, name, stop=True) as seen:
                 there.run(model)
             value, dims = seen[name], [one.site.axes.index(axis) for axis in axes]
-            sizes = tuple(one.part(value).shape[dim] for dim in dims)
+            sizes, before = tuple(one.part(value).shape[dim] for dim in dims), sizes
+            check_same_sizes(one, sizes, before)
             put = partial(_patch_at, one, value, dims, sizes)
             rows.append(edits.metric_per_edit(name, put, math.prod(sizes), value.numel()).view(sizes))
             if progress is not None:
@@ -166,21 +169,26 @@ def activation_patching(
         metric_values=values,
         corrupted_baseline=corrupted_baseline,
         clean_baseline=clean_baseline,
-        site=site,
+        site=site if isinstance(site, str) else ", ".join(site),
         axis=axes,
         layer_labels=layer_labels(selections),
         axis_labels=labels_of(selections[0], axes, sizes, (here, there), tok),
     )
 
 
-def layers_at(model: nn.Module, site: str) -> list[Selection]:
-    """Return the selections of a site named without its layer, or with it, and perhaps with an index.
+def layers_at(model: nn.Module, site: Sites) -> list[Selection]:
+    """Return the selections of a site named without its layer, or with it, and perhaps with an index; or of several.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> [one.name for one in layers_at(model, "z[head=1]")], [one.name for one in layers_at(model, "embed")]
     (['z.0[head=1]', 'z.1[head=1]'], ['embed'])
     """
+    if not isinstance(site, str):
+        found = [one for name in site for one in layers_at(model, name)]
+        if len({one.axes for one in found}) != 1:
+            raise InputError(f"the sites {list(site)} have not the same axes; give those that do, one or more.")
+        return found
     stem, bracket, index = site.partition("[")
     known = sites(model)
     stems = dict.fromkeys(found for found in map(stem_of, known) if found)
@@ -192,7 +200,7 @@ def layers_at(model: nn.Module, site: str) -> list[Selection]:
     return select(model, site)
 
 
-def patched_axes(model: nn.Module, site: str, axis: str | Sequence[str] | None) -> tuple[str, ...]:
+def patched_axes(model: nn.Module, site: Sites, axis: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the axes to patch along; by default the first after the batch that is not indexed."""
     one = layers_at(model, site)[0]
     free = [name for name in one.axes if name != "batch"]
@@ -205,8 +213,11 @@ def patched_axes(model: nn.Module, site: str, axis: str | Sequence[str] | None) 
 
 
 def layer_labels(selections: Sequence[Selection]) -> tuple[str, ...]:
-    """Return a label for each: its layer, or the name of a site outside the layers."""
+    """Return a label for each: its layer, or its name where they differ in more than the layer."""
     names = [one.site.name for one in selections]
+    kinds = {(stem_of(one.site.name), one.index_text) for one in selections}
+    if len(kinds) > 1 or len({*names}) < len(names):
+        return tuple(one.name for one in selections)
     return tuple(f"layer {name.rpartition('.')[2]}" if stem_of(name) else name for name in names)
 
 
@@ -267,6 +278,15 @@ def check_same_shape(name: str, value: Tensor, old: Tensor) -> None:
         raise InputError(
             f"{name} has shape {list(value.shape)} on clean, but {list(old.shape)} on corrupted; give prompts of the "
             "same length."
+        )
+
+
+def check_same_sizes(one: Selection, sizes: tuple[int, ...], before: tuple[int, ...]) -> None:
+    """Raise InputError if a site has not as many indices to patch at as the sites before."""
+    if before and sizes != before:
+        raise InputError(
+            f"{one.name} is patched at {list(sizes)} indices, but the sites before it at {list(before)}; patch them "
+            "in two calls."
         )
 
 

@@ -14,7 +14,9 @@ from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.patching.activation_patching import (
     ActivationPatching,
     Prompt,
+    Sites,
     check_same_shape,
+    check_same_sizes,
     labels_of,
     layer_labels,
     layers_at,
@@ -32,7 +34,7 @@ def attribution_patching(
     model: nn.Module,
     corrupted: Prompt,
     clean: Prompt,
-    site: str,
+    site: Sites,
     *,
     axis: str | Sequence[str] | None = None,
     metric: Metric | None = None,
@@ -87,6 +89,7 @@ def attribution_patching(
         # Scores of masked keys are -inf in both.
         difference = (wanted[one.site.name] - seen[one.site.name]).nan_to_num(nan=0.0)
         rows.append(_sum_over_others(one.part(difference * total), [one.site.axes.index(axis) for axis in axes]))
+        check_same_sizes(one, tuple(rows[-1].shape), tuple(rows[0].shape))
     gain = torch.stack(rows).to(corrupted_baseline.dtype)
     sizes = gain.shape[1:]
     return ActivationPatching(
@@ -94,7 +97,7 @@ def attribution_patching(
         metric_values=corrupted_baseline + gain,
         corrupted_baseline=corrupted_baseline,
         clean_baseline=clean_baseline,
-        site=site,
+        site=site if isinstance(site, str) else ", ".join(site),
         axis=axes,
         layer_labels=layer_labels(selections),
         axis_labels=labels_of(selections[0], axes, sizes, (here, there), tok),
