@@ -10,12 +10,18 @@ from typing import Any
 
 import pytest
 import torch
-from test_residual_stream import FORWARD_PASS, SPECS, asked, inputs, laid_open
+from test_residual_stream import FORWARD_PASS, SPECS, asked, inputs, laid_open, unpacked
 
 import glasshouse as gh
 from glasshouse.config import JsonDict
 from glasshouse.errors import GlasshouseError
-from glasshouse.inspection import Circuit, edge_attribution, edge_patching, path_patching
+from glasshouse.inspection import (
+    Circuit,
+    edge_attribution,
+    edge_attribution_by_position,
+    edge_patching,
+    path_patching,
+)
 from glasshouse.inspection.steering import model_fingerprint
 from glasshouse.models import Encoder, Model, Seq2Seq
 from glasshouse.page.forward_pass import ForwardPass, PagePrompt
@@ -125,9 +131,13 @@ SITES = {"tiny-decoder": ["z.0"], "tiny-encoder": ["z.0"], "tiny-seq2seq": ["dec
 def test_one_edge(kind: str, choices: JsonDict) -> None:
     traces, body, (model, *arguments), metric = opened(kind, choices)
     for edge in edge_attribution(model, *arguments, **metric).top(3):
-        shown = asked(traces, "patch_edge", **body, writer=edge[0], reader=edge[1])["effect"]
+        found = asked(traces, "patch_edge", **body, writer=edge[0], reader=edge[1])
+        shown = found["effect"]
         assert shown == near(edge_patching(model, *arguments, [edge], **metric)[edge])
         assert shown == near(float(path_patching(model, *arguments, *edge, **metric).effect))
+        positions = edge_attribution_by_position(model, *arguments, edge, **metric)
+        torch.testing.assert_close(unpacked(found["positions"]), positions.float(), rtol=1e-6, atol=1e-6)
+        assert found["is_source"] == edge[0].startswith("encoder.")
 
 
 @pytest.mark.parametrize(("kind", "choices"), PRE[:1] + PRE[2:3] + PRE[4:5])

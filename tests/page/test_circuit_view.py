@@ -16,7 +16,7 @@ from test_html_export import opened as opened_offline
 from test_residual_stream_view import Picture, asked_on_opening, state_of
 
 import glasshouse as gh
-from glasshouse.inspection import Circuit, edge_attribution, edge_patching
+from glasshouse.inspection import Circuit, edge_attribution, edge_attribution_by_position, edge_patching
 from glasshouse.inspection.patching.edge_graph import EdgeGraph
 from glasshouse.inspection.steering import model_fingerprint
 from glasshouse.page.forward_pass import ForwardPass, PagePrompt
@@ -80,6 +80,11 @@ def test_the_circuit_of_two_texts(width: int, decoder: Trained, visit: Visit, pi
     expect(exact).not_to_have_text("…")
     assert number(page, "edge-exact") == near(edge_patching(model, corrupted, clean, [edge])[edge])
     assert number(page, "edge-estimate") == near(found.edges[edge])
+    settle(page)
+    values = page.eval_on_selector_all(
+        "[data-testid=edge-positions] .token", "all => all.map(one => Number(one.dataset.value))"
+    )
+    assert values == near(edge_attribution_by_position(model, corrupted, clean, edge).tolist())
     assert state_of(page)["circuit_edge"] == " ".join(edge)
     expect(page.locator(".circuit-graph .edge.chosen")).to_have_attribute("data-writer", edge[0])
     # The slider: so many of the largest edges.

@@ -16,7 +16,12 @@ from glasshouse.inspection.patching.ablation import Ablation, ablation_effects
 from glasshouse.inspection.patching.activation_patching import ActivationPatching, activation_patching, patch
 from glasshouse.inspection.patching.attribution_patching import attribution_patching
 from glasshouse.inspection.patching.circuit import Circuit, circuit
-from glasshouse.inspection.patching.edge_effects import EdgeEffects, edge_attribution, edge_patching
+from glasshouse.inspection.patching.edge_effects import (
+    EdgeEffects,
+    edge_attribution,
+    edge_attribution_by_position,
+    edge_patching,
+)
 from glasshouse.inspection.patching.path_patching import PathEffect, path_patching
 from glasshouse.inspection.recording import Recording, capture_attention, record
 from glasshouse.inspection.saliency import Saliency, saliency
@@ -54,6 +59,7 @@ __all__ = [
     "circuit",
     "compare",
     "edge_attribution",
+    "edge_attribution_by_position",
     "edge_patching",
     "edit",
     "head_scores",

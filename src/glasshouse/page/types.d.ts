@@ -328,6 +328,13 @@ interface EdgeEffects {
   after: number;
 }
 
+/** The panel of the chosen edge. */
+interface ChosenEdge {
+  node: HTMLElement;
+  show: (edge: CircuitEdge | undefined, edges: CircuitEdge[], body: RequestBody) => Promise<void>;
+  colour: () => void;
+}
+
 interface FoundCircuit {
   edges: CircuitEdge[];
   faithfulness: number;
@@ -709,7 +716,7 @@ interface Responses {
   text_pair: TextPair;
   edge_effects: EdgeEffects;
   find_circuit: { done: number; total: number; found: FoundCircuit | null };
-  patch_edge: { effect: number | null };
+  patch_edge: { effect: number | null; positions: PackedTensor; is_source: boolean };
   cross_attention: { weights: PackedTensor; source: number[]; target: number[] };
   beams: BeamTree;
   walkthrough: WalkthroughResponse;

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse import spec
+from glasshouse.inspection import edge_attribution, edge_attribution_by_position
 from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.patching.edge_graph import EdgeGraph
 from glasshouse.inspection.patching.edge_runner import EdgeScorer
@@ -222,3 +223,26 @@ def test_models_without_such_edges_are_refused() -> None:
     for model, sentence in ((small(norm_placement="post"), r"norm_placement is 'post', but edges need 'pre'"),):
         with pytest.raises(gh.InputError, match=sentence):
             EdgeGraph(model)
+
+
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-seq2seq"])
+@pytest.mark.parametrize("steps", [1, 3])
+def test_positions_of_an_edge_sum_to_its_effect(kind: str, steps: int) -> None:
+    """The embedding acts where the tokens differ alone, and what is written to the logits where these are read."""
+    model = small(kind, n_kv_heads=2, norm_placement="pre")
+    here, there = (inputs(model, IDS), inputs(model, IDS.clone().index_fill(1, torch.tensor([2]), 9)))
+    options = {"metric": lambda output: output[:, -1, 3].sum(), "steps": steps}
+    effects = edge_attribution(model, here, there, **options)
+    known = effects.effect.isfinite().nonzero().tolist()
+    assert len(known) > 20
+    for row, column in known:
+        edge = (effects.writers[column], effects.readers[row])
+        found = edge_attribution_by_position(model, here, there, edge, **options)
+        assert_close(found.sum(), effects.effect[row, column])
+        old, new = (one[0 if edge[0].startswith("encoder.") else -1] for one in (here, there))
+        assert found.shape == old.shape[1:]
+        moved = found.nonzero().flatten().tolist()
+        if edge[0].endswith("embed"):
+            assert all((old != new).any(0)[moved])
+        if edge[1] == "logits":
+            assert {*moved} <= {old.shape[1] - 1}

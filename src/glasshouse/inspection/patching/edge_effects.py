@@ -99,6 +99,37 @@ def edge_attribution(
         return edge_effects(scorer, scorer.attribution(steps))
 
 
+def edge_attribution_by_position(
+    model: nn.Module,
+    corrupted: Prompt,
+    clean: Prompt,
+    edge: Edge,
+    *,
+    metric: Metric | None = None,
+    steps: int = 5,
+    tok: Tokenizer | None = None,
+    **model_kwargs: Any,  # noqa: ANN401
+) -> Tensor:
+    """Estimate the effect of patching one edge at each position alone: where in the text it matters.
+
+    The positions, [S], sum to the effect of `edge_attribution`, whose arguments these are. They are those of the
+    stream that the reader reads: of keys and values the positions attended to, and in cross-attention those of the
+    source.
+
+    >>> import glasshouse as gh
+    >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
+    >>> a, b = torch.tensor([[1, 2, 3]]), torch.tensor([[1, 2, 5]])
+    >>> edge = ("z.0[head=1]", "logits")
+    >>> found = edge_attribution_by_position(model, a, b, edge, metric=lambda logits: logits[0, -1, 7])
+    >>> found.shape, found[:2].abs().sum()  # the metric depends on the last position alone
+    (torch.Size([3]), tensor(0.))
+    """
+    check_count("steps", steps)
+    prompts = prompt_pair(model, corrupted, clean, model_kwargs, tok)
+    with eval_mode(model):
+        return EdgeScorer(model, *prompts, metric).attribution_by_position(*edge, steps)
+
+
 def edge_patching(
     model: nn.Module,
     corrupted: Prompt,

@@ -18,6 +18,7 @@ from glasshouse.inspection.patching.edge_graph import EdgeGraph, Readers, Writer
 from glasshouse.inspection.patching.metrics import Metric, keep_last_logit
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
+from glasshouse.inspection.token_gradients import midpoints
 
 Read = Callable[[Readers], Tensor]  # what readers are given, [B, readers, S, D]
 
@@ -124,17 +125,38 @@ class EdgeScorer(EdgeRunner):
 
     def attribution(self, steps: int) -> Tensor:
         """Return the estimated effect of patching each edge alone, [reader, writer]; NaN where there is none."""
-        # Midpoints of equal parts of the way between the prompts; without integration the corrupted prompt itself.
-        shares = [0.0] if steps == 1 else [(step + 0.5) / steps for step in range(steps)]
-        gain = torch.stack([self.slopes(share) for share in shares]).mean(0)
-        effect = gain.to(self.clean_baseline) / (self.clean_baseline - self.corrupted_baseline)
-        return effect.cpu().where(self.graph.exists, torch.nan)
+        gain = torch.stack([self.slopes(share) for share in _shares(steps)]).mean(0)
+        return self._relative(gain).cpu().where(self.graph.exists, torch.nan)
+
+    def attribution_by_position(self, writer: str, reader: str, steps: int) -> Tensor:
+        """Return the estimated effect of patching an edge at each position alone, [position]."""
+        row, column = self.graph.place(writer, reader)
+        (readers,) = [one for one in self.graph.readers if one.rows.start <= row < one.rows.stop]
+        difference = self._difference[readers.stream.stack][column]
+        gains = []
+        for share in _shares(steps):
+            (grad,) = [grad for one, grad in self._gradients(share) if one is readers]
+            gains.append((grad[:, row - readers.rows.start] * difference).sum((0, 2)))
+        return self._relative(torch.stack(gains).mean(0)).cpu()
+
+    def _relative(self, gain: Tensor) -> Tensor:
+        return gain.to(self.clean_baseline) / (self.clean_baseline - self.corrupted_baseline)
 
     def slopes(self, share: float) -> Tensor:
         """Return the gradient of the metric by what each reader is given, times each writer's difference, [R, W].
 
-        The gradient is that on the corrupted prompt with its embeddings moved to the clean ones by `share` of the
-        way; the product is summed over the batch, positions and width.
+        The product is summed over the batch, positions and width.
+        """
+        found = torch.zeros(self.graph.exists.shape).to(self._difference[self.graph.writers[0].stack])
+        for readers, grad in self._gradients(share):
+            difference = self._difference[readers.stream.stack][readers.stream.columns]
+            found[readers.rows, readers.stream.columns] = torch.einsum("brsd,wbsd->rw", grad, difference)
+        return found
+
+    def _gradients(self, share: float) -> list[tuple[Readers, Tensor]]:
+        """Return the gradient of the metric by what readers are given, [B, readers, S, D].
+
+        It is that on the corrupted prompt with its embeddings moved to the clean ones by `share` of the way.
         """
         streams: dict[Site, Tensor] = {}
         given: list[tuple[Readers, Tensor]] = []
@@ -155,11 +177,12 @@ class EdgeScorer(EdgeRunner):
             with hook_manager_of(self.model).registered([*seeing, *self._reading(read)]):
                 value = self.metric(self.corrupted.run(self.model))
             grads = torch.autograd.grad(value, [one for _, one in given], materialize_grads=True)
-        found = grads[0].new_zeros(self.graph.exists.shape)
-        for (readers, _), grad in zip(given, grads, strict=True):
-            difference = self._difference[readers.stream.stack][readers.stream.columns]
-            found[readers.rows, readers.stream.columns] = torch.einsum("brsd,wbsd->rw", grad, difference)
-        return found
+        return [(readers, grad) for (readers, _), grad in zip(given, grads, strict=True)]
+
+
+def _shares(steps: int) -> list[float]:
+    """Return midpoints of equal parts of the way between the prompts; of one step, the corrupted prompt."""
+    return [0.0] if steps == 1 else midpoints(steps)
 
 
 def _hook(

@@ -14,7 +14,13 @@ from torch import Tensor
 
 from glasshouse.config import JsonDict, Settings, require
 from glasshouse.errors import InputError
-from glasshouse.inspection import Circuit, circuit, edge_attribution, edge_patching
+from glasshouse.inspection import (
+    Circuit,
+    circuit,
+    edge_attribution,
+    edge_attribution_by_position,
+    edge_patching,
+)
 from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.patching.edge_effects import ranked
 from glasshouse.inspection.patching.edge_graph import EdgeGraph
@@ -136,11 +142,23 @@ class PatchEdge(EdgeEffects):
 
 
 def patch_edge(traces: TraceCache, params: PatchEdge) -> JsonDict:
-    """Return the effect of patching one edge from the clean text into a run on the corrupted one."""
+    """Return the effect of patching one edge from the clean text into a run on the corrupted one.
+
+    With it come its estimated effects by position, and whether these are positions of the source.
+    """
     pair, edge = _Pair(traces, params), (params.writer, params.reader)
     prompts = pair.corrupted_inputs, pair.clean_inputs
-    found = pair.clean.run(lambda: edge_patching(pair.model, *prompts, [edge], metric=pair.metric))
-    return {"effect": serialization.finite_or_none(found[edge])}
+
+    def work() -> JsonDict:
+        found = edge_patching(pair.model, *prompts, [edge], metric=pair.metric)
+        positions = edge_attribution_by_position(pair.model, *prompts, edge, metric=pair.metric)
+        return {
+            "effect": serialization.finite_or_none(found[edge]),
+            "positions": serialization.encode_tensor(positions),
+            "is_source": params.writer.startswith("encoder."),
+        }
+
+    return pair.clean.run(work)
 
 
 class _Pair:

@@ -1,17 +1,21 @@
 // The chosen edge: its writer and its reader, its estimated and its exact effect, and the edges beside it.
 
 import { isAvailable, NEEDS_SERVER } from "glasshouse/api.js";
+import { colouredText } from "glasshouse/coloured_text.js";
 import { h, put } from "glasshouse/dom.js";
+import { decodeTensor } from "glasshouse/tensor.js";
 import { panel } from "glasshouse/widgets.js";
 import { figure, keyOf, words } from "glasshouse/views/circuit/component.js";
 
 /**
  * @param {ViewContext} context
  * @param {(edge: CircuitEdge) => void} pick
- * @returns {{ node: HTMLElement, show: (edge: CircuitEdge | undefined, edges: CircuitEdge[], body: RequestBody) => Promise<void> }}
+ * @returns {ChosenEdge}
  */
 export function chosenEdge(context, pick) {
   const { model } = context;
+  const text = colouredText("tokens coloured by the effect of the edge at each", "edge-positions");
+  let turn = 0; // the edge that was chosen last
   const about = h("div", { class: "chosen-edge", data: { testid: "circuit-edge" } });
   const node = panel(
     "Chosen edge",
@@ -82,14 +86,32 @@ export function chosenEdge(context, pick) {
         ),
       );
       const request = { ...body, writer, reader };
+      const own = ++turn;
       if (!isAvailable("patch_edge", request)) {
         put(exact, NEEDS_SERVER);
         return;
       }
       const found = await context.request("patch_edge", request);
+      if (own !== turn) return;
       exact.dataset.value = `${found.effect}`;
       put(exact, figure(found.effect));
+      const values = decodeTensor(found.positions).data;
+      const most = Math.max(1e-9, ...values.map(Math.abs));
+      text.show(found.is_source ? context.tokens.source : context.row, {
+        selected: undefined,
+        signed: true,
+        told: (place) =>
+          place < values.length
+            ? { share: values[place] / most, text: figure(values[place]), data: { value: values[place] } }
+            : { share: null, text: "after the prediction", data: {} },
+      });
+      about.append(
+        h("h3", {}, "Where in the text"),
+        text,
+        h("p", { class: "quiet" }, `Its estimated effect at each token alone; full colour: ${figure(most)}.`),
+      );
     },
+    colour: () => text.colour(),
   };
 }
 

@@ -2,6 +2,7 @@
 
 import { isAvailable, isSaved } from "glasshouse/api.js";
 import { preamble } from "glasshouse/code.js";
+import { onTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { count, percent, plural } from "glasshouse/number.js";
 import { live } from "glasshouse/saved_page.js";
@@ -319,6 +320,7 @@ export function mount(context, root) {
 
   const resized = new ResizeObserver(() => redraw?.());
   resized.observe(root);
+  const stopTheme = onTheme(() => chosen.colour());
   return {
     async draw() {
       box.show();
@@ -349,6 +351,7 @@ export function mount(context, root) {
     },
     close() {
       resized.disconnect();
+      stopTheme();
       box.close();
       search.stop();
     },
