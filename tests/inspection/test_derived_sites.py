@@ -158,3 +158,18 @@ def test_what_heads_write_through_lora_sums_to_the_output() -> None:
             model(IDS)
     bias = model.stack.blocks[0].attention.layer.out.base.bias
     torch.testing.assert_close(seen["result.0"].sum(1) + bias, seen["attn_out.0"])
+
+
+@pytest.mark.parametrize("norm", ["rms", "layer"])
+def test_the_scale_of_a_large_activation_in_float16(norm: str) -> None:
+    """Squares of more than 256 overflow in float16, in which the norms themselves do not."""
+    model = small(norm=norm, position="none").half()
+    with torch.no_grad():
+        model.token_embedding.table.weight[1, 5] = 2000
+        plain = model(IDS)
+        sites = {name: lambda value: value for name in gh.inspection.sites(model) if "norm_scale" in name}
+        with gh.edit(model, sites), gh.record(model, "attn_norm_scale.0") as seen:
+            edited = model(IDS)
+    assert seen["attn_norm_scale.0"].isfinite().all()
+    assert seen["attn_norm_scale.0"].max() > 200
+    assert (edited - plain).abs().max() <= 0.01 * plain.abs().max()

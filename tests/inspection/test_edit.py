@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -289,6 +290,47 @@ def test_edits_of_some_positions_during_generation(place: str, site: str) -> Non
         whole = model(torch.tensor([prompts[1]]))
     assert torch.allclose(whole, model(torch.tensor([prompts[1]]))) == (place == "new")
     assert expected != plain
+
+
+@pytest.mark.parametrize("site", ["resid_post.0[", "z.1[head=2, ", "z.1[", "result.0["])
+def test_a_function_is_given_one_position_as_in_a_whole_text(site: str) -> None:
+    """It may change other axes in place, or look at all of them."""
+    model, prompts = small(), [[1, 2, 3, 9], [4, 5, 6, 7, 8]]
+
+    def changed(value: Tensor) -> Tensor:
+        shapes.add(value.shape[1:])
+        value[:, 1:] = value.flatten(1).amax(1).view(-1, *(1 for _ in value.shape[1:])) * 99
+        return value
+
+    shapes: set[torch.Size] = set()
+    names = {f"{site}position=3]": changed}
+    expected = [edited_text(model, names, None, one) for one in prompts]
+    assert expected != [edited_text(model, {}, None, one) for one in prompts]
+    with gh.edit(model, names):
+        found = gh.generate(model, None, prompts, max_new_tokens=6)
+    assert [one.ids for one in found] == expected
+    assert len(shapes) == 1
+
+
+def test_calls_of_other_threads_do_not_change_what_is_new() -> None:
+    """An engine's forward pass is halted in its first block while another thread calls the model."""
+    model = small()
+    names = {"resid_post.1[position=new]": scale(-3.0)}
+    with gh.edit(model, names):
+        (expected,) = gh.generate(model, None, [[1, 2, 3]], max_new_tokens=6)
+
+    def call_beside(value: Tensor) -> Tensor:
+        other = threading.Thread(target=lambda: model(IDS))
+        other.start()
+        other.join()
+        return value
+
+    with gh.edit(model, {"resid_post.0": call_beside, **names}):
+        engine = gh.Engine(model, None, slots=1, max_len=16, weights="own")
+        request = engine.submit([1, 2, 3], gh.SamplingParams(max_new_tokens=6))
+        engine.run()
+    assert request.ids == expected.ids
+    assert expected.ids != gh.generate(model, None, [[1, 2, 3]], max_new_tokens=6)[0].ids
 
 
 def test_edits_of_some_positions_of_an_encoder_decoder() -> None:

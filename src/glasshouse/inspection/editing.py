@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -75,8 +75,9 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
     An edit is a function of the activation, or its replacement; several for one name run in order, and so do the
     edits of nested blocks, outer ones first. Names are those of `record`: with an index in brackets only that slice
     is edited. During generation `[position=3:5]` are absolute positions of each request, `[position=prompt]` is its
-    prompt and `[position=new]` what it generates. Editing scores or a pattern replaces the fused attention kernel of
-    that layer by an explicit one. Calls of other threads are not edited. Call `backward` inside the block.
+    prompt and `[position=new]` what it generates; a function gets some of several positions at a time, and is to
+    treat each alone. Editing scores or a pattern replaces the fused attention kernel of that layer by an explicit
+    one. Calls of other threads are not edited. Call `backward` inside the block.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal")).eval()
@@ -112,6 +113,9 @@ def _apply(manager: HookManager, selection: Selection, name: str, edit: Edit, va
         return value if selection.span == "new" else _apply_to_slice(replace(selection, span=None), name, edit, value)
     at = selection.site.axes.index("position")
     index = (*selection.index[:at], slice(None), *selection.index[at + 1 :])
+    if isinstance(selection.index[at], int) and callable(edit):
+        # As in a forward pass of the whole text, the function is given an activation without the axis of positions.
+        edit = partial(_at_each_position, edit, sum(isinstance(one, slice) for one in index[:at]))
     edited = _apply_to_slice(replace(selection, index=index, span=None), name, edit, value)
     chosen = manager.generated.selected(selection)
     shape = [
@@ -119,6 +123,15 @@ def _apply(manager: HookManager, selection: Selection, name: str, edit: Edit, va
         for axis in selection.site.axes
     ]
     return edited.where(chosen.view(shape), value)
+
+
+def _at_each_position(edit: Change, axis: int, value: Tensor) -> Tensor:
+    """Return an activation [B, ..., S at `axis`, ...] edited position by position, each as a row of the batch."""
+    merged = value.movedim(axis, 1).flatten(0, 1)
+    new: object = edit(merged)
+    if not isinstance(new, Tensor) or new.shape[1:] != merged.shape[1:]:
+        return cast(Tensor, new)  # which broadcasts, or is refused
+    return new.expand_as(merged).unflatten(0, (len(value), -1)).movedim(1, axis)
 
 
 def _apply_to_slice(selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:

@@ -100,6 +100,10 @@ class HookManager:
                 self.listeners = [one for one in self.listeners if one is not listener]
                 self._install({hook: None for hook in self.hooks if hook not in mine})
 
+    def edited_sites(self) -> list[Site]:
+        """Return the sites that are edited in calls of this thread."""
+        return [hook.selection.site for hook in self._active(list(self.hooks)) if hook.edit is not None]
+
     def end(self, whole: bool) -> None:
         """Notify the listeners that the forward pass has ended."""
         for one in self.listeners:
@@ -158,6 +162,8 @@ class HookManager:
         """Register hooks on the stacks that keep the positions of the tokens of a forward pass during generation."""
 
         def before_forward(stack: nn.Module, args: tuple[Any, ...]) -> None:
+            if threading.get_ident() != self.owner:
+                return
             _, layout, cache, *_ = (*args, None)
             self.generated = None
             if cache is not None and (lengths := cast(Stack, stack).prompt_lengths) is not None:

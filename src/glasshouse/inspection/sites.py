@@ -156,7 +156,7 @@ def select(model: nn.Module, name: str) -> list[Selection]:
         raise InputError(f"the site {name!r} is not a name and an index such as pattern.3[head=2, query=-1].")
     found = [site for known_name, site in known.items() if fnmatchcase(known_name, form[1])]
     if not found:
-        raise InputError(f"the model has no site {form[1]!r}; {_advice(form[1], known)}")
+        raise InputError(f"the model has no site {form[1]!r}; {advice(form[1], known)}")
     return [_parse_index(site, form[2] or "") for site in found]
 
 
@@ -181,12 +181,13 @@ def _parse_index(site: Site, text: str) -> Selection:
     return Selection(site, tuple(index.values()), f"[{index_text}]" if index_text else "", span)
 
 
-def _advice(name: str, known: Collection[str]) -> str:
+def advice(name: str, known: Collection[str]) -> str:
+    """Return what may have been meant by a name that is no site."""
     ours, remark = _translated(name)
     if ours:
         inner = [one for one in known if one.endswith(f".{ours}")] or [ours]  # of one stack or both
         said = f"it is called {' or '.join(inner)} here{remark}"
-        return f"{said}." if {*inner} & {*known} or "*" in ours else f"{said}, and {_advice(ours, known)}"
+        return f"{said}." if {*inner} & {*known} or "*" in ours else f"{said}, and {advice(ours, known)}"
     stem, _, layer = name.rpartition(".")
     there = [one for one in known if one.rpartition(".")[0] == stem]
     if there and layer.isdigit():

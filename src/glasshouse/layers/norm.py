@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -35,10 +36,11 @@ class LayerNorm(nn.LayerNorm, Norm):
 
     def scale(self, x: Tensor) -> Tensor:
         """Return the standard deviation."""
-        return (x.var(-1, correction=0) + self.eps).sqrt()
+        return (_exact(x).var(-1, correction=0) + self.eps).sqrt()
 
     def rescaled(self, x: Tensor, scale: Tensor) -> Tensor:
         """Subtract the mean and divide by a given standard deviation [...]."""
+        x = _exact(x)
         y = (x - x.mean(-1, keepdim=True)) / scale[..., None] * self.weight
         return y if self.bias is None else y + self.bias
 
@@ -60,15 +62,20 @@ class RMSNorm(nn.RMSNorm, Norm):
     def scale(self, x: Tensor) -> Tensor:
         """Return the root mean square."""
         assert self.eps is not None  # a spec always sets it
-        return (x.square().mean(-1) + self.eps).sqrt()
+        return (_exact(x).square().mean(-1) + self.eps).sqrt()
 
     def rescaled(self, x: Tensor, scale: Tensor) -> Tensor:
         """Divide by a given root mean square [...]."""
-        return x / scale[..., None] * self.weight
+        return _exact(x) / scale[..., None] * self.weight
 
     def frozen(self, x: Tensor, direction: Tensor) -> tuple[Tensor, Tensor | float]:
         """Freeze the root mean square."""
         return direction * self.weight / self.scale(x)[..., None], 0.0
+
+
+def _exact(x: Tensor) -> Tensor:
+    """Return x in float32 at least, in which kernels normalise too: squares of float16 overflow above 256."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def make_norm(choice: spec.Norm, width: int) -> nn.Module:

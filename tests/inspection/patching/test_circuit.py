@@ -12,6 +12,8 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.inspection import Circuit, circuit
+from glasshouse.inspection.patching.circuit import _drawn, _first_faithful
+from glasshouse.inspection.patching.edge_graph import EdgeGraph
 from glasshouse.models import Decoder
 
 OTHER = (IDS + torch.tensor([[0, 3, 0, 5, 0, 1], [2, 0, 0, 0, 4, 0]])) % 11
@@ -128,6 +130,36 @@ def test_what_a_circuit_says_is_what_its_runs_give(kind: str) -> None:
     assert counted[-1] == (found.n_possible, found.n_possible)
     effects = [abs(effect) for effect in found.edges.values()]
     assert effects == sorted(effects, reverse=True)
+
+
+@pytest.mark.parametrize("faithful", [range(1, 2), range(3, 5), range(40, 60)])
+def test_few_edges_are_found_though_more_are_not_faithful(faithful: range) -> None:
+    """The faithfulness of a beginning does not grow with its size."""
+    graph = EdgeGraph(small(norm_placement="pre"))
+    order = graph.exists.nonzero()
+    sizes: list[int] = []
+
+    def is_faithful(masks: Tensor) -> Tensor:
+        sizes.extend(masks.sum((1, 2)).tolist())
+        return torch.tensor([int(one.sum()) in faithful or one.sum() == len(order) for one in masks])
+
+    found = _first_faithful(graph, order, is_faithful)
+    expected = torch.zeros_like(graph.exists)
+    expected[tuple(order[: faithful.start].T)] = True
+    assert torch.equal(found, graph.connected(expected))
+    assert len(sizes) < 40
+
+
+def test_drawn_edges_lie_on_paths() -> None:
+    for kind in ("tiny-decoder", "tiny-seq2seq"):
+        graph = EdgeGraph(small(kind, norm_placement="pre"))
+        for size in (1, 7, 30):
+            masks = [_drawn(graph, size, seed) for seed in range(5)]
+            for mask in masks:
+                assert torch.equal(graph.connected(mask), mask)
+                assert not (mask & ~graph.exists).any()
+                assert size - 3 <= int(mask.sum()) <= size
+            assert size < 3 or len({str(one.nonzero().tolist()) for one in masks}) == len(masks)
 
 
 def test_a_circuit_is_saved_and_loaded(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -16,7 +16,13 @@ from torch import Tensor
 
 import glasshouse as gh
 from glasshouse import spec
-from glasshouse.inspection import edge_attribution, edge_attribution_by_position
+from glasshouse.inspection import (
+    activation_patching,
+    attribution_patching,
+    edge_attribution,
+    edge_attribution_by_position,
+    edge_patching,
+)
 from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.patching.edge_graph import EdgeGraph
 from glasshouse.inspection.patching.edge_runner import EdgeScorer
@@ -246,3 +252,87 @@ def test_positions_of_an_edge_sum_to_its_effect(kind: str, steps: int) -> None:
             assert all((old != new).any(0)[moved])
         if edge[1] == "logits":
             assert {*moved} <= {old.shape[1] - 1}
+
+
+OVERRIDDEN = [
+    "attn_norm.1",
+    "ffn_norm_scale.0",
+    "resid_mid.0",
+    "resid_post.1",
+    "attn_out.0",
+    "final",
+    "final_norm_scale",
+]
+
+
+@pytest.mark.parametrize("site", OVERRIDDEN)
+def test_edits_that_the_runs_would_override_are_refused(site: str) -> None:
+    model = small(norm_placement="pre", final_norm=True)
+    with (
+        gh.edit(model, {site: lambda value: 1.5 * value}),
+        pytest.raises(gh.InputError, match=rf"{site} is edited, but edges take apart"),
+    ):
+        edge_patching(model, IDS, OTHER, [("embed", "logits")], metric=weighted_sum)
+
+
+@pytest.mark.parametrize(
+    "site", ["z.0", "result.1", "q.1", "pattern.0", "hidden.1", "ffn_out.0", "embed", "token_embed"]
+)
+def test_all_edges_and_none_are_the_two_runs_under_an_edit(site: str) -> None:
+    model = small(norm_placement="pre", final_norm=True)
+    with gh.edit(model, {site: lambda value: 1.5 * value}):
+        edges = runner(model)
+        exists = edges.graph.exists
+        clean = exists.clone()  # from the embedding alone: everything else is computed from it
+        clean[:, 1:] = False
+        found = edges.effects(torch.stack([exists, exists]), torch.stack([clean, torch.zeros_like(exists)]))
+        assert_close(edges.clean_output, model(OTHER))
+    assert_close(found, torch.tensor([1.0, 0.0]).to(found))
+
+
+def test_prompts_that_do_not_match_row_by_row_are_refused() -> None:
+    model = small(norm_placement="pre")
+    lengths = (torch.tensor([4, 6]), torch.tensor([6, 4]))
+    for work in (edge_attribution, edge_patching):
+        with pytest.raises(gh.InputError, match=r"lengths is \[6, 4\] on clean, but \[4, 6\] on corrupted"):
+            work(model, IDS, OTHER, metric=weighted_sum, lengths=lengths)
+    tok = gh.Tokenizer.train(texts=["a b c d e"] * 3, vocab_size=266)
+    model = gh.build(gh.preset("tiny-decoder", vocab_size=len(tok)))
+    for work in (activation_patching, attribution_patching):
+        with pytest.raises(gh.InputError, match="lengths is"):
+            work(model, ["a b c", "b"], ["a", "b c d"], "resid_post", metric=weighted_sum, tok=tok)
+
+
+@pytest.mark.parametrize("work", [edge_attribution, lambda *given, **more: attribution_patching(*given, "z", **more)])
+def test_estimates_need_a_gradient(work: Callable[..., object]) -> None:
+    model = small(norm_placement="pre")
+    with pytest.raises(gh.InputError, match=r"without a gradient.*without \.item\(\)"):
+        work(model, IDS, OTHER, metric=lambda output: output[0, -1, 3].item())
+    with torch.inference_mode(), pytest.raises(gh.InputError, match="inference_mode is on"):
+        work(model, IDS, OTHER, metric=weighted_sum)
+
+
+def test_slips_in_names_are_answered() -> None:
+    model = small(norm_placement="pre", n_kv_heads=2)
+    for path, sentence in (
+        (("z.0[head=1]", "q.1[head=9]"), r"q\.1\[head=9\]', but there are 4 heads"),
+        (("z.0[head=1]", "k.1[head=3]"), r"k\.1\[head=3\]', but there are 2 KV heads"),
+        (("z.0[head=1]", []), "a place is empty"),
+    ):
+        with pytest.raises(gh.InputError, match=sentence):
+            path_patching(model, IDS, OTHER, *path, metric=weighted_sum)
+    for edges, sentence in (
+        ([], "must be a list of pairs"),
+        (("embed", "logits"), "must be a list of pairs"),
+        ([("z.0[head=0]", "k.1[head=3]")], r"it has k\.1\[head=0\] to k\.1\[head=1\]"),
+    ):
+        with pytest.raises(gh.InputError, match=sentence):
+            edge_patching(model, IDS, OTHER, edges, metric=weighted_sum)
+    for site, sentence in (
+        ("z[position=new]", "selects positions of a request"),
+        ("resid_post[position=7:9]", "selects nothing of these prompts"),
+        ("blocks.0.attn.hook_z", r"it is called z\.0 here"),
+        ("resid_post.7", "its layers are 0 to 1"),
+    ):
+        with pytest.raises(gh.InputError, match=sentence):
+            activation_patching(model, IDS, OTHER, site, metric=weighted_sum)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, Literal, TypeVar, cast, get_args
@@ -93,7 +94,8 @@ class LayerWeights(Generic[T]):
                 f"number of one, or index the copy of all, {self.name}.stack()."
             ) from None
         shape = (self._n_layers, *(self._of(0).shape if rest else ()))
-        for axis, size, one in zip(self.axes, shape, (layer, *rest), strict=False):
+        named = (layer, *itertools.takewhile(lambda one: one is not None and one is not Ellipsis, rest))
+        for axis, size, one in zip(self.axes, shape, named, strict=False):
             if isinstance(one, int) and not -size <= one < size:
                 raise InputError(f"{self.name} has {axis} index {one}, but there are {size}; use 0 to {size - 1}.")
         weight = self._of(layer)

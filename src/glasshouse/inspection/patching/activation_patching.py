@@ -20,7 +20,7 @@ from glasshouse.inspection.inputs.forward_pass import check_full_sequence, eval_
 from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.patching.metrics import Metric, keep_last_logit, logit_diff_metrics, scalar_metric
 from glasshouse.inspection.recording import Recording, record
-from glasshouse.inspection.sites import Selection, select, sites, unwrap_model
+from glasshouse.inspection.sites import Selection, advice, select, sites, unwrap_model
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
@@ -144,6 +144,8 @@ def activation_patching(
     """
     selections, axes = layers_at(model, site), patched_axes(model, site, axis)
     here, there = prompt_pair(model, corrupted, clean, model_kwargs, tok)
+    if tok is not None:  # tensors may be padded as they are
+        check_same_lengths(here, there)
     if metric is None:
         keep_last_logit(model, here, there)
     rows: list[Tensor] = []
@@ -158,7 +160,7 @@ def activation_patching(
                 there.run(model)
             value, dims = seen[name], [one.site.axes.index(axis) for axis in axes]
             sizes, before = tuple(one.part(value).shape[dim] for dim in dims), sizes
-            check_same_sizes(one, sizes, before)
+            check_sizes(one, sizes, before)
             put = partial(_patch_at, one, value, dims, sizes)
             rows.append(edits.metric_per_edit(name, put, math.prod(sizes), value.numel()).view(sizes))
             if progress is not None:
@@ -192,12 +194,19 @@ def layers_at(model: nn.Module, site: Sites) -> list[Selection]:
     stem, bracket, index = site.partition("[")
     known = sites(model)
     stems = dict.fromkeys(found for found in map(stem_of, known) if found)
-    if stem in stems:
-        return [one for name in known if stem_of(name) == stem for one in select(model, name + bracket + index)]
-    if stem not in known:
+    if stem not in stems and stem not in known:
         stems |= dict.fromkeys(name for name in known if not stem_of(name))
-        raise InputError(f"the layers have no site {stem!r}; {did_you_mean(stem, stems)}")
-    return select(model, site)
+        said = advice(stem, known)  # of a hook of TransformerLens, a layer that does not exist, or a stack
+        meant = said if said.startswith("it") and "it has" not in said else did_you_mean(stem, stems)
+        raise InputError(f"the layers have no site {stem!r}; {meant}")
+    names = [name + bracket + index for name in known if stem_of(name) == stem] if stem in stems else [site]
+    selections = [one for name in names for one in select(model, name)]
+    if selections[0].span is not None:
+        raise InputError(
+            f"{site} selects positions of a request, but both prompts are given here; give numbers, as in "
+            f"{stem}[position=3:5]."
+        )
+    return selections
 
 
 def patched_axes(model: nn.Module, site: Sites, axis: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -281,13 +290,32 @@ def check_same_shape(name: str, value: Tensor, old: Tensor) -> None:
         )
 
 
-def check_same_sizes(one: Selection, sizes: tuple[int, ...], before: tuple[int, ...]) -> None:
-    """Raise InputError if a site has not as many indices to patch at as the sites before."""
+def check_sizes(one: Selection, sizes: tuple[int, ...], before: tuple[int, ...]) -> None:
+    """Raise InputError if a site has no index to patch at, or not as many as the sites before."""
+    if 0 in sizes:
+        raise InputError(f"{one.name} selects nothing of these prompts; give an index within their tokens.")
     if before and sizes != before:
         raise InputError(
             f"{one.name} is patched at {list(sizes)} indices, but the sites before it at {list(before)}; patch them "
             "in two calls."
         )
+
+
+def check_same_lengths(here: CallArguments, there: CallArguments) -> None:
+    """Raise InputError if texts of `clean` have other lengths than those of `corrupted`, by their padding."""
+    for name in ("lengths", "target_lengths", "mask", "target_mask"):
+        corrupted, clean = here.model_kwargs.get(name), there.model_kwargs.get(name)
+        if corrupted is None and clean is None:
+            continue
+        if corrupted is None or clean is None or not torch.equal(corrupted, clean):
+            raise InputError(
+                f"{name} is {_listed(clean)} on clean, but {_listed(corrupted)} on corrupted; give prompts of which "
+                "each has as many tokens as its pair."
+            )
+
+
+def _listed(given: Tensor | None) -> str:
+    return "not given" if given is None else str(given.tolist())
 
 
 def metric_and_baselines(

@@ -15,8 +15,9 @@ from glasshouse.inspection.patching.activation_patching import (
     ActivationPatching,
     Prompt,
     Sites,
+    check_same_lengths,
     check_same_shape,
-    check_same_sizes,
+    check_sizes,
     labels_of,
     layer_labels,
     layers_at,
@@ -24,9 +25,10 @@ from glasshouse.inspection.patching.activation_patching import (
     patched_axes,
     prompt_pair,
 )
-from glasshouse.inspection.patching.metrics import Metric, keep_last_logit
+from glasshouse.inspection.patching.metrics import Metric, check_has_gradient, keep_last_logit
 from glasshouse.inspection.recording import Recording, record
-from glasshouse.inspection.token_gradients import midpoints
+from glasshouse.inspection.sites import unwrap_model
+from glasshouse.inspection.token_gradients import check_differentiable, midpoints
 from glasshouse.text import Tokenizer
 
 
@@ -58,6 +60,9 @@ def attribution_patching(
     check_count("steps", steps)
     selections, axes = layers_at(model, site), patched_axes(model, site, axis)
     here, there = prompt_pair(model, corrupted, clean, model_kwargs, tok)
+    if tok is not None:  # tensors may be padded as they are
+        check_same_lengths(here, there)
+    check_differentiable(unwrap_model(model))
     if metric is None:
         keep_last_logit(model, here, there)
     names = [one.site.name for one in selections]
@@ -89,7 +94,7 @@ def attribution_patching(
         # Scores of masked keys are -inf in both.
         difference = (wanted[one.site.name] - seen[one.site.name]).nan_to_num(nan=0.0)
         rows.append(_sum_over_others(one.part(difference * total), [one.site.axes.index(axis) for axis in axes]))
-        check_same_sizes(one, tuple(rows[-1].shape), tuple(rows[0].shape))
+        check_sizes(one, tuple(rows[-1].shape), tuple(rows[0].shape))
     gain = torch.stack(rows).to(corrupted_baseline.dtype)
     sizes = gain.shape[1:]
     return ActivationPatching(
@@ -113,7 +118,7 @@ def _slopes(
     scalar: Callable[[Tensor], Tensor], output: Tensor, graph: Recording, names: Sequence[str]
 ) -> list[Tensor]:
     with torch.enable_grad():
-        value = scalar(output)
+        value = check_has_gradient(scalar(output))
     return list(torch.autograd.grad(value, [graph[name] for name in names], materialize_grads=True))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,6 +26,7 @@ from glasshouse.text import Tokenizer
 MAX_BARS = 60
 N_SIZES = 12  # sizes tried at once
 N_RANDOM = 10  # circuits of drawn edges to compare with
+MAX_PATHS = 1000  # drawn for each
 KIND = "circuit"
 
 
@@ -40,7 +41,7 @@ class Circuit(HtmlDisplay):
     edges: dict[Edge, float]  # (writer, reader): the estimated effect of the edge alone, the largest first
     faithfulness: float  # the effect of the edges together: 0 as the corrupted run, 1 as the clean run
     completeness: float  # 1 minus the effect of all other edges together: 1 if nothing is left of the behaviour
-    random_faithfulness: float  # the median over circuits of as many edges, drawn at random
+    random_faithfulness: float  # the median over circuits of as many edges, on paths drawn at random
     n_possible: int  # edges of the model
     fingerprint: str  # of the model
 
@@ -147,7 +148,7 @@ class Circuit(HtmlDisplay):
             "edges": f"{len(self.edges)} of {self.n_possible} ({self.share:.1%})",
             "faithfulness": f"{self.faithfulness:.3f}",
             "completeness": f"{self.completeness:.3f}",
-            "as many edges drawn at random": f"{self.random_faithfulness:.3f}",
+            "as many edges on random paths": f"{self.random_faithfulness:.3f}",
         }
         names = [f"{writer} → {reader}" for (writer, reader), _ in some]
         values = torch.tensor([effect for _, effect in some])
@@ -168,11 +169,11 @@ def circuit(
 ) -> Circuit:
     """Find a small circuit: few edges that hold the behaviour in which `clean` and `corrupted` differ.
 
-    Edges are ranked by `edge_attribution` with these `steps`; the fewest of the largest that are faithful are kept,
-    and of those each is dropped that can be. A circuit is faithful if the metric of the model run with it alone is at
-    least this `faithfulness` of the way from that of the corrupted to that of the clean prompt, and not as far
-    beyond. `metric`, `tok` and `model_kwargs` are as in `activation_patching`; `progress` is called with the number
-    of edges decided and in all.
+    Edges are ranked by `edge_attribution` with these `steps`; of the largest so many are kept that they are faithful,
+    as few as a search over sizes finds, and of those each is dropped that can be. A circuit is faithful if the metric
+    of the model run with it alone is at least this `faithfulness` of the way from that of the corrupted to that of
+    the clean prompt, and not as far beyond. `metric`, `tok` and `model_kwargs` are as in `activation_patching`;
+    `progress` is called with the number of edges decided and in all.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", init="normal"))
@@ -222,19 +223,31 @@ def _choice(graph: EdgeGraph, masks: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _first_faithful(graph: EdgeGraph, order: Tensor, is_faithful: Callable[[Tensor], Tensor]) -> Tensor:
-    """Return the edges of the shortest beginning of an order that is found to be faithful, [reader, writer]."""
+    """Return the edges of a short beginning of an order that is faithful, [reader, writer]."""
 
     def beginning(size: int) -> Tensor:
         mask = torch.zeros_like(graph.exists)
         mask[tuple(order[:size].T)] = True
         return mask
 
-    low, high = 0, len(order)  # all edges give the clean run
-    while high - low > 1:
-        sizes = sorted({low + max(1, (high - low) * number // (N_SIZES + 1)) for number in range(1, N_SIZES + 1)})
+    def search(sizes: Sequence[int], low: int, high: int) -> tuple[int, int]:
+        """Return the first size that is faithful, or `high`, and the size before it."""
         found = is_faithful(torch.stack([beginning(size) for size in sizes])).tolist()
         first = found.index(True) if True in found else len(sizes)
-        low, high = ([low, *sizes][first], [*sizes, high][first])
+        return [low, *sizes][first], [*sizes, high][first]
+
+    low, high = 0, len(order)  # all edges give the clean run
+    # More edges are not always more faithful, so from few to many before the search narrows down.
+    powers = [2**one for one in range(high.bit_length())]
+    grid = sorted({size for two in powers for size in (two, two * 3 // 2) if size < high})
+    for start in range(0, len(grid), N_SIZES):
+        some = grid[start : start + N_SIZES]
+        low, high = search(some, low, high)
+        if high in some:
+            break
+    while high - low > 1:
+        sizes = sorted({low + max(1, (high - low) * number // (N_SIZES + 1)) for number in range(1, N_SIZES + 1)})
+        low, high = search(sizes, low, high)
     return graph.connected(beginning(high))
 
 
@@ -266,8 +279,15 @@ def _without_needless(
 
 
 def _drawn(graph: EdgeGraph, size: int, seed: int) -> Tensor:
-    """Return as many edges, drawn at random."""
-    places = graph.exists.nonzero()
+    """Return at most as many edges on paths that are drawn at random, from the logits back to an embedding."""
+    made = torch.Generator().manual_seed(seed)
     mask = torch.zeros_like(graph.exists)
-    mask[tuple(places[torch.randperm(len(places), generator=torch.Generator().manual_seed(seed))[:size]].T)] = True
+    for _ in range(MAX_PATHS):
+        longer = mask.clone()
+        for edge in graph.drawn_path(made):
+            longer[edge] = True
+        if longer.sum() <= size:
+            mask = longer
+        if mask.sum() == size:
+            break
     return mask

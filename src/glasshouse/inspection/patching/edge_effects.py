@@ -156,6 +156,8 @@ def edge_patching(
     >>> int(exact.effect.isfinite().sum())
     2
     """
+    if edges is not None and (not len(edges) or any(isinstance(one, str) or len(one) != 2 for one in edges)):
+        raise InputError(f"edges is {edges!r}, but it must be a list of pairs of a writer and a reader.")
     prompts = prompt_pair(model, corrupted, clean, model_kwargs, tok)
     with eval_mode(model):
         scorer = EdgeScorer(model, *prompts, metric)

@@ -7,6 +7,7 @@ some of them as in another run.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -91,6 +92,9 @@ class EdgeGraph:
         """Return the row and column of an edge."""
         for name, known, what in ((writer, self.writer_names, "writer"), (reader, self.reader_names, "reader")):
             if name not in known:
+                some = [one for one in known if one.partition("[")[0] == name.partition("[")[0]]
+                if some and some != [name]:
+                    raise InputError(f"the model has no {what} {name!r}; it has {some[0]} to {some[-1]}.")
                 raise InputError(f"the model has no {what} {name!r}; {suggest_site(name, known)}")
         row, column = self.reader_names.index(reader), self.writer_names.index(writer)
         if not self.exists[row, column]:
@@ -107,6 +111,16 @@ class EdgeGraph:
             if torch.equal(kept, edges):
                 return kept
             edges = kept
+
+    def drawn_path(self, made: torch.Generator) -> Iterator[tuple[int, int]]:
+        """Yield the edges, by row and column, of a path that is drawn at random from the logits to an embedding."""
+        readers = (~self._computed_from.any(0)).nonzero()[:, 0]
+        while len(readers):
+            row = int(readers[torch.randint(len(readers), (), generator=made)])
+            writers = self.exists[row].nonzero()[:, 0]
+            column = int(writers[torch.randint(len(writers), (), generator=made)])
+            yield row, column
+            readers = self._computed_from[column].nonzero()[:, 0]
 
     def _add_stack(self, prefix: str, path: str, stack: Stack, memory: Stream | None = None) -> Stream:
         """Add the writers and readers of a stack, and return its stream after the last layer."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -13,12 +14,15 @@ from glasshouse.inspection.editing import MAX_ELEMENTS, edit
 from glasshouse.inspection.hooks import Hook, hook_manager_of
 from glasshouse.inspection.inputs.call_arguments import CallArguments
 from glasshouse.inspection.parameters.linear_weights import weight_and_bias
-from glasshouse.inspection.patching.activation_patching import metric_and_baselines
+from glasshouse.inspection.patching.activation_patching import check_same_lengths, metric_and_baselines
 from glasshouse.inspection.patching.edge_graph import EdgeGraph, Readers, Writers
-from glasshouse.inspection.patching.metrics import Metric, keep_last_logit
+from glasshouse.inspection.patching.metrics import Metric, check_has_gradient, keep_last_logit
 from glasshouse.inspection.recording import Recording, record
 from glasshouse.inspection.sites import Selection, Site, unwrap_compiled, unwrap_model
-from glasshouse.inspection.token_gradients import midpoints
+from glasshouse.inspection.token_gradients import check_differentiable, midpoints
+
+# Sites at which an edit would be overridden, or would change the stream beside its writers.
+NOT_WRITTEN = re.compile(r"(encoder\.|decoder\.)?((cross_)?(resid_\w+|attn_out)\.\d+|final|\w*norm(_scale)?(\.\d+)?)")
 
 Read = Callable[[Readers], Tensor]  # what readers are given, [B, readers, S, D]
 
@@ -28,6 +32,13 @@ class EdgeRunner:
 
     def __init__(self, model: nn.Module, corrupted: CallArguments, clean: CallArguments) -> None:
         self.model, self.graph, self.corrupted = model, EdgeGraph(model), corrupted
+        check_same_lengths(corrupted, clean)
+        for site in hook_manager_of(model).edited_sites():
+            if NOT_WRITTEN.fullmatch(site.name):
+                raise InputError(
+                    f"{site.name} is edited, but edges take apart what the norms read, which is not a sum of what is "
+                    "written then; edit what is written (z, hidden, ffn_out, embed), or use path_patching."
+                )
         self.corrupted_output, normal = self._record(corrupted)
         self.clean_output, other = self._record(clean)
         for one in self.graph.writers:
@@ -158,6 +169,7 @@ class EdgeScorer(EdgeRunner):
 
         It is that on the corrupted prompt with its embeddings moved to the clean ones by `share` of the way.
         """
+        check_differentiable(self.graph.model)
         streams: dict[Site, Tensor] = {}
         given: list[tuple[Readers, Tensor]] = []
 
@@ -175,7 +187,7 @@ class EdgeScorer(EdgeRunner):
         }
         with torch.enable_grad(), edit(self.model, {name: one.requires_grad_() for name, one in start.items()}):
             with hook_manager_of(self.model).registered([*seeing, *self._reading(read)]):
-                value = self.metric(self.corrupted.run(self.model))
+                value = check_has_gradient(self.metric(self.corrupted.run(self.model)))
             grads = torch.autograd.grad(value, [one for _, one in given], materialize_grads=True)
         return [(readers, grad) for (readers, _), grad in zip(given, grads, strict=True)]
 

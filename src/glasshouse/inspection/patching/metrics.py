@@ -38,6 +38,16 @@ def _scalar(metric: Metric, output: Tensor) -> Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
+def check_has_gradient(value: Tensor) -> Tensor:
+    """Return the value of a metric, or raise InputError if no gradient leads to the output."""
+    if not value.requires_grad:
+        raise InputError(
+            "the metric gave a value without a gradient, which estimates need; return a tensor computed from the "
+            "output, without .item() or .detach()."
+        )
+    return value
+
+
 def logit_diff_metrics(
     model: nn.Module, corrupted: CallArguments, clean: CallArguments, corrupted_output: Tensor, clean_output: Tensor
 ) -> tuple[Metric, Metric]:

@@ -94,6 +94,8 @@ def path_patching(
     if len(path) < 2:
         raise InputError(f"path is {path!r}, but it leads from a writer into a reader; give both, or more readers.")
     first, *rest = ([place] if isinstance(place, str) else list(place) for place in path)
+    if not all((first, *rest)):
+        raise InputError(f"path is {path!r}, in which a place is empty; name a writer or reader at each.")
     writers = [_writer(model, name) for name in first]
     places = [[_reader(model, name) for name in place] for place in rest]
     with eval_mode(model):
@@ -161,7 +163,11 @@ def _reader(model: nn.Module, name: str) -> _Reader:
     stem, _, layer = one.site.name.rpartition(".")
     n_heads, n_kv_heads = (getattr(unwrap_model(model).spec, size) for size in ("n_heads", "n_kv_heads"))
     group = 1 if stem.endswith("q") else n_heads // n_kv_heads
-    chosen = range(n_heads // group)[one.index[1]]
+    number = one.index[1]
+    if isinstance(number, int) and not -(n_heads // group) <= number < n_heads // group:
+        kind = "heads" if group == 1 else "KV heads"
+        raise InputError(f"the reader is {name!r}, but there are {n_heads // group} {kind}, counted from 0.")
+    chosen = range(n_heads // group)[number]
     heads = [
         head * group + each for head in ([chosen] if isinstance(chosen, int) else chosen) for each in range(group)
     ]
