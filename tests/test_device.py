@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -79,6 +80,26 @@ def test_compile_obstacle(monkeypatch: object) -> None:
     assert device.compile_obstacle(torch.device("cpu")) == "no C++ compiler was found"
     monkeypatch.setattr(device.shutil, "which", lambda name: "/usr/bin/" + name)
     assert device.compile_obstacle(torch.device("cpu")) is None
+
+
+@pytest.mark.parametrize(
+    ("capability", "multiprocessors", "flops"),
+    [  # dense bfloat16 with sums in float32, of data sheets
+        ((12, 0), 170, 2.1e14),  # RTX 5090
+        ((10, 0), 148, 2.25e15),  # B200
+        ((9, 0), 132, 9.9e14),  # H200
+        ((8, 9), 128, 1.65e14),  # RTX 4090
+        ((8, 0), 108, 3.12e14),  # A100
+    ],
+)
+def test_nominal_flops_are_near_the_data_sheet(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], multiprocessors: int, flops: float
+) -> None:
+    """A matmul reaches 60 to 100% of the data sheet."""
+    properties = SimpleNamespace(multi_processor_count=multiprocessors)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: properties)
+    assert 0.6 * flops < device.nominal_flops(torch.device("cuda")) < 1.05 * flops
 
 
 @pytest.mark.parametrize("name", ["tpu", "cuda:99", "cpu:1", "", 3])

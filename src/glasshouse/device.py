@@ -22,7 +22,15 @@ CPU_INFO = Path("/proc/cpuinfo")  # Linux
 NATIVE_BFLOAT16 = {"avx512_bf16", "amx_bf16", "bf16"}  # the flags of x86, and the feature of ARM
 MIN_SECONDS = 0.02  # seconds; long enough that launch overhead and clock resolution do not matter
 # Of a large 16-bit matmul, by the first compute capability that has it, the newest first; data sheets, not measured.
-MULTIPROCESSOR_FLOPS = {(10, 0): 10e12, (9, 0): 5.3e12, (8, 6): 1.2e12, (8, 0): 2.3e12, (0, 0): 0.8e12}
+# 12.0 is Blackwell for consumers, newer than 10.0 and slower: 2.1e14 by the 170 multiprocessors of an RTX 5090.
+MULTIPROCESSOR_FLOPS = {
+    (12, 0): 1.2e12,
+    (10, 0): 10e12,
+    (9, 0): 5.3e12,
+    (8, 6): 1.2e12,
+    (8, 0): 2.3e12,
+    (0, 0): 0.8e12,
+}
 
 
 def fastest() -> torch.device:

@@ -50,6 +50,30 @@ def test_the_copy_follows_the_master_weights_and_ties_what_they_tie() -> None:
         assert copied.equal(own.bfloat16())
 
 
+@pytest.mark.parametrize("grad_accum", [1, 2])
+def test_a_backward_pass_that_ran_out_of_memory_leaves_no_gradient(grad_accum: int) -> None:
+    model = gh.build(gh.preset("tiny-decoder", dropout=0.0))
+    plain, repeated = (
+        TrainStep(one, torch.optim.SGD(one.parameters(), lr=0.1), precision=torch.bfloat16)
+        for one in (model, copy.deepcopy(model))
+    )
+    batch, fails = batches(1)[0], [True]
+
+    def out_of_memory(gradient: torch.Tensor) -> None:
+        if fails:
+            fails.clear()
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+
+    copied = repeated._low.model
+    copied.stack.blocks[0].attention.layer.query.weight.register_hook(out_of_memory)
+    with pytest.raises(torch.OutOfMemoryError):
+        repeated(batch)
+    assert any(weight.grad is not None for weight in copied.parameters())  # of what comes after the first block
+    assert repeated(batch, grad_accum) == plain(batch, grad_accum)
+    for one, other in zip(model.parameters(), repeated.model.parameters(), strict=True):
+        assert one.equal(other)
+
+
 def test_only_trained_weights_get_gradients() -> None:
     model = gh.build(gh.preset("tiny-decoder"))
     lora.attach(model, lora.LoRA(rank=2))

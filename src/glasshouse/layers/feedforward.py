@@ -43,6 +43,13 @@ class FeedForward(Sublayer):
         return (before + itemsize) * self.up.out_features
 
 
+GATED_SITES = (
+    LayerSite("gate", NEURONS, "activation", 0),
+    LayerSite("hidden_pre", NEURONS, "up", "output"),
+    LayerSite("hidden", NEURONS, "down", 0),
+)
+
+
 class GatedFeedForward(FeedForward):
     """A gated linear unit: act(gate(x)) * up(x), projected down."""
 
@@ -62,11 +69,7 @@ class GatedFeedForward(FeedForward):
 
     def sites(self) -> list[LayerSite]:
         """Return the gate before its activation, what it multiplies, and the neurons."""
-        return [
-            LayerSite("gate", NEURONS, "activation", 0),
-            LayerSite("hidden_pre", NEURONS, "up", "output"),
-            LayerSite("hidden", NEURONS, "down", 0),
-        ]
+        return list(GATED_SITES)
 
     def fused(self, project: nn.Module) -> nn.Module:
         """Return the layer with one projection for gate and up."""
@@ -90,6 +93,10 @@ class FusedGateUpFeedForward(FeedForward):
         self.gate_up = project
         self.up = nn.Identity()  # type: ignore[assignment]  # for hooks
         self.activation, self.down, self.kind = layer.activation, layer.down, layer.kind
+
+    def sites(self) -> list[LayerSite]:
+        """Return the gate before its activation, what it multiplies, and the neurons."""
+        return list(GATED_SITES)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to [B, S, D]."""

@@ -11,6 +11,7 @@ from itertools import chain
 from typing import Any, TypeVar, cast
 
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 from glasshouse.layers.attend.kernel import Attend
 from glasshouse.layers.linear.linear import is_plain_linear
@@ -81,7 +82,9 @@ def replace_module(module: nn.Module, name: str, replacement: nn.Module) -> None
 
 
 def is_own_code(tree: nn.Module) -> bool:
-    """Return whether all modules are this package's or torch's and have no hooks: each pass runs the same code.
+    """Return whether all modules are this package's or torch's: each pass runs the same code.
+
+    None has hooks, its own or those of all modules, or a forward function in place of its class's.
 
     >>> layer = nn.Linear(2, 3)
     >>> is_own_code(layer)
@@ -90,9 +93,11 @@ def is_own_code(tree: nn.Module) -> bool:
     >>> is_own_code(layer)
     False
     """
-    return not any(
+    return not _has_any_global_hook() and not any(
         has_hooks(module)
         or module._backward_hooks
+        or module._backward_pre_hooks
+        or "forward" in vars(module)
         or type(module).__module__.partition(".")[0] not in ("glasshouse", "torch")
         or (isinstance(module, Attend) and type(module) is not Attend)  # whose scores are recorded or edited
         for module in tree.modules()

@@ -53,12 +53,16 @@ class GraphedTrainStep(TrainStep):
         self._graphs: dict[Shape, StepGraph] = {}
         self._seen: Counter[Shape] = Counter()
         self._pool: Any = torch.cuda.graph_pool_handle() if self.runs_ahead else None  # of all graphs
+        # One for all captures: the allocator keeps what was freed on a stream for that stream.
+        self._side: Any = torch.cuda.Stream(self.device) if self.runs_ahead else None
         # Graphs write the gradients here: in tensors of their own, each graph would hold as much memory as the model.
         self._gradients: dict[nn.Parameter, Tensor] = {}
-        self._captures = self.runs_ahead
+        self._captures, self._grad_accum = False, 0
 
     def _compute_gradients(self, batch: Batch, grad_accum: int, n_targets: Tensor) -> tuple[Tensor, Tensor]:
-        shape = (grad_accum, *((name, tensor.shape) for name, tensor in _tensors(batch).items()))
+        if grad_accum != self._grad_accum:
+            self._start_over(grad_accum)
+        shape = tuple((name, tensor.shape) for name, tensor in _tensors(batch).items())
         self._seen[shape] += 1
         # Packed documents attend by FlexAttention, whose masks were not seen to be captured.
         captures = self._captures and batch.documents is None
@@ -73,14 +77,24 @@ class GraphedTrainStep(TrainStep):
             weight.grad = self._gradients[weight]
         return found.loss, found.norm
 
+    def _start_over(self, grad_accum: int) -> None:
+        """Drop the graphs, for so many micro-batches: more are made where there was too little memory."""
+        self._grad_accum, self._captures = grad_accum, self._side is not None
+        self._seen.clear()
+        if self._graphs:
+            torch.cuda.synchronize(self.device)  # the last one may still run
+            self._graphs.clear()
+            self._pool = torch.cuda.graph_pool_handle()  # that of graphs that are gone cannot be used again
+            torch.cuda.empty_cache()
+
     def _capture(self, shape: Shape, batch: Batch, grad_accum: int, n_targets: Tensor) -> None:
-        """Capture a graph for a shape; out of memory, none is captured from then on."""
-        self._gradients = self._gradients or {weight: torch.empty_like(weight) for weight in self._weights}
-        graph, side = torch.cuda.CUDAGraph(), torch.cuda.Stream(self.device)
-        batch = replace(batch, **{name: tensor.clone() for name, tensor in _tensors(batch).items()})
-        n_targets = n_targets.clone()
-        side.wait_stream(torch.cuda.current_stream(self.device))
+        """Capture a graph for a shape; out of memory, none is captured while there are as many micro-batches."""
+        graph, side = torch.cuda.CUDAGraph(), self._side
         try:
+            self._gradients = self._gradients or {weight: torch.empty_like(weight) for weight in self._weights}
+            batch = replace(batch, **{name: tensor.clone() for name, tensor in _tensors(batch).items()})
+            n_targets = n_targets.clone()
+            side.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(side):
                 # Other threads may use the GPU meanwhile: one writes checkpoints, others pin batches.
                 graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")

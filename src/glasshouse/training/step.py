@@ -88,10 +88,10 @@ class TrainStep:
     Every target has the same weight, in any micro-batch or process: the loss is the sum over all targets divided by
     their number. `reduce` sums a tensor over processes, before gradients are reduced. `on_micro_batch` is called
     before each micro-batch; if it raises, the weights are unchanged. `loss_fn` is the loss of the objective; with
-    `defer_logits` it may be given the inputs of the head's last matmul instead of logits. `precision` is the dtype of
-    matrix products: bfloat16 computes with a copy of the model, in which linear layers multiply in fp8 if `float8`;
-    float16 computes by autocast, as its residual stream would overflow. `on_fallback` is called with the
-    reason when a compiled model falls back to eager mode.
+    `defer_logits` it may be given the inputs of the head's last matmul instead of logits, and with `aligns` batches
+    that are padded further on a GPU. `precision` is the dtype of matrix products: bfloat16 computes with a copy of
+    the model, in which linear layers multiply in fp8 if `float8`; float16 computes by autocast, as its residual
+    stream would overflow. `on_fallback` is called with the reason when a compiled model falls back to eager mode.
 
     If the loss or a gradient is NaN or infinite, no weight is updated.
     """
@@ -104,6 +104,7 @@ class TrainStep:
         grad_clip: float | None = 1.0,
         loss_fn: LossFn = compute_loss,
         defer_logits: bool = False,
+        aligns: bool = True,
         label_smoothing: float = 0.0,
         precision: torch.dtype = torch.float32,
         float8: bool = False,
@@ -123,7 +124,7 @@ class TrainStep:
         self.device = self._weights[0].device
         self._compiled: dict[nn.Module, Any] = {}  # blocks, and their compiled forward functions
         # Padding is masked, and on a GPU aligned rows are faster, and few widths are few shapes to launch or compile.
-        self._multiple = ALIGNED if self.device.type == "cuda" else 1
+        self._multiple = ALIGNED if aligns and self.device.type == "cuda" else 1
         self._max_len = min(
             (one.max_len for one in model.modules() if isinstance(one, LearnedPosition)), default=None
         )
@@ -348,8 +349,10 @@ class LowPrecisionCopy:
 
     @torch.no_grad()
     def update(self) -> None:
-        """Copy the master weights, after they have changed."""
+        """Copy the master weights, after they have changed, and drop gradients that a failed backward pass left."""
         torch._foreach_copy_(self._low, self._master)
+        for low in self._low:
+            low.grad = None
 
     @torch.no_grad()
     def add_gradients(self) -> None:

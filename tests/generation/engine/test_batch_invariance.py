@@ -83,13 +83,14 @@ def test_every_step_has_the_same_shape_and_no_prefix_is_shared(monkeypatch: pyte
     for _ in range(2):
         engine.submit(list(range(21)), max_new_tokens=2)
     engine.run()
-    first, rest, step = ((1, 16), None), ((1, 4), 20), ((1, 1), MAX_LEN)  # a step for each sequence: this is a CPU
-    assert shapes == [first, rest, step, first, step, rest, step, step]
+    # On a CPU every sequence has a step of its own, with a cache of its own length.
+    first, rest, step, last = ((1, 16), None), ((1, 4), 20), ((1, 1), 21), ((1, 1), 22)
+    assert shapes == [first, rest, step, first, last, rest, step, last]
     shapes.clear()
     for _ in range(2):
         engine.submit([1, 2, 3, 4], max_new_tokens=1)
     engine.run()
-    assert shapes == [((1, 3), None), ((1, 3), None), step, step]
+    assert shapes == [((1, 3), None), ((1, 3), None), ((1, 1), 4), ((1, 1), 4)]
 
 
 def test_drafts_and_batch_invariance_exclude_each_other() -> None:

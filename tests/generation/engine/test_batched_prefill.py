@@ -38,6 +38,27 @@ def draw(lengths: list[int], seed: int = 0) -> list[list[int]]:
     return [[source.randrange(256) for _ in range(length)] for length in lengths]
 
 
+@pytest.mark.parametrize(("prefill_chunk", "rows"), [(64, [3, 3, 3, 5, 3]), (10, [1] * 17), (10**4, [9, 8])])
+def test_a_pass_over_sources_is_limited(monkeypatch: pytest.MonkeyPatch, prefill_chunk: int, rows: list[int]) -> None:
+    """A source of 11 tokens may join those of 20, as its padding costs less than another pass."""
+    torch.manual_seed(0)
+    model = gh.build(gh.preset("tiny-seq2seq", start_id=1)).eval()
+    sources = draw([20] * 8 + [11] * 9)
+    alone = [gh.generate(model, None, [source], max_new_tokens=4)[0].ids for source in sources]
+    engine = gh.Engine(model, slots=17, max_len=16, source_len=20, prefill_chunk=prefill_chunk)
+    passes, encode = [], engine._runner.model.encode_source
+    monkeypatch.setattr(
+        engine._runner.model,
+        "encode_source",
+        lambda ids, *rest, **more: [passes.append(len(ids)), encode(ids, *rest, **more)][1],
+    )
+    requests = [engine.submit(source, max_new_tokens=4) for source in sources]
+    engine.step()
+    assert passes == rows
+    engine.run()
+    assert [request.ids for request in requests] == alone
+
+
 def watch(monkeypatch: pytest.MonkeyPatch, runner: model_runner.ModelRunner) -> list[tuple[int, ...]]:
     """Return a list that the shape of the ids of each forward pass is appended to."""
     shapes: list[tuple[int, ...]] = []

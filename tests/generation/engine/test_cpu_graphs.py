@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from examples import first_of
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import glasshouse as gh
 from glasshouse.generation.engine import cpu_graphs
@@ -23,6 +27,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "learned": {"position": "learned"},
     "alibi": {"position": "alibi"},
     "relative": {"position": "relative"},
+    "soft-cap": {"attention_softcap": 20.0},  # with an operation on types alone
     "post-norm": {"norm_placement": "post", "feedforward": "relu"},
     "encoder-decoder": {"start_id": 1},
 }
@@ -43,11 +48,17 @@ def make(name: str, seed: int = 0) -> gh.models.Decoder | gh.models.Seq2Seq:
     return model
 
 
+def record_after(monkeypatch: pytest.MonkeyPatch, runs: float) -> None:
+    """Record after so many runs, whether it pays or not."""
+    monkeypatch.setattr(cpu_graphs, "HOT", runs)
+    monkeypatch.setattr(cpu_graphs, "REPAID", 0)
+
+
 def run(
     monkeypatch: pytest.MonkeyPatch, model: gh.models.Model, hot: float, lengths: tuple[int, ...], **options: object
 ) -> tuple[list[Request], Engine]:
     """Generate for all prompts, with so many more tokens each, and steps that are recorded after `hot` runs."""
-    monkeypatch.setattr(cpu_graphs, "HOT", hot)
+    record_after(monkeypatch, hot)
     weights: Any = options.pop("weights", "copy")
     engine = gh.Engine(model, slots=9, max_len=64, weights=weights)
     requests = [
@@ -58,8 +69,9 @@ def run(
 
 
 def graphs(engine: Engine) -> list[Callable[[int], Any] | None]:
+    """Return the graphs of an engine, and None for each step that cannot be recorded."""
     made = engine._runner._cpu_graphs
-    return [] if made is None else [*made._graphs.values()]
+    return [] if made is None else [*made._graphs.values(), *(None for _ in made._failed)]
 
 
 def assert_same(found: list[Request], expected: list[Request]) -> None:
@@ -94,7 +106,7 @@ def test_with_every_format_of_the_weights(monkeypatch: pytest.MonkeyPatch, weigh
 
 
 def test_a_graph_runs_no_module(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_graphs, "HOT", 2)
+    record_after(monkeypatch, 2)
     engine, calls = gh.Engine(make("rotary"), slots=1, max_len=64), 0
     engine.submit([1, 2, 3], max_new_tokens=20)
     forward = engine._runner._forward
@@ -114,7 +126,7 @@ def test_steered_slots_stay_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     vector = gh.inspection.SteeringVector(torch.randn(model.spec.d_model), "resid_post.0", model_fingerprint(model))
     results = []
     for hot in (10**9, 2):
-        monkeypatch.setattr(cpu_graphs, "HOT", hot)
+        record_after(monkeypatch, hot)
         engine = gh.Engine(model, slots=3, max_len=64, steering={"up": vector})
         requests = [engine.submit([7], max_new_tokens=30, steer={"up": scale}) for scale in (0.0, 4.0, -4.0)]
         engine.run()
@@ -138,13 +150,33 @@ def test_hooks_edits_and_foreign_modules_are_not_recorded(monkeypatch: pytest.Mo
         assert gh.Engine(edited, slots=1, max_len=64)._runner._cpu_graphs is None
 
 
+def test_hooks_on_all_modules_and_replaced_forward_functions_are_called_in_every_step() -> None:
+    model, calls = make("rotary"), []
+    block = model.stack.blocks[0]
+    forward = block.forward
+    block.forward = lambda *given, **more: [calls.append(1), forward(*given, **more)][1]
+    assert gh.Engine(model, slots=1, max_len=64)._runner._cpu_graphs is None
+    del block.forward
+    assert gh.Engine(model, slots=1, max_len=64)._runner._cpu_graphs is not None
+    for register in (register_module_forward_hook, register_module_forward_pre_hook):
+        handle = register(lambda module, *_: calls.append(type(module)))
+        try:
+            engine = gh.Engine(model, slots=1, max_len=64)
+            request = engine.submit([1, 2, 3], max_new_tokens=40)
+            calls.clear()
+            engine.run()
+        finally:
+            handle.remove()
+        assert calls.count(type(model)) == 1 + len(request.ids) == 41  # the prompt, and a step a token
+
+
 def repeat(graphs: CpuGraphs, work: Callable[[int], tuple[torch.Tensor, ...]], times: int) -> list[float]:
-    return [float(graphs.run("key", work, 3 + number, 100)[0]) for number in range(times)]
+    return [float(graphs.run("key", work, 3 + number, 100, left=100)[0]) for number in range(times)]
 
 
 @pytest.fixture
 def hot_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cpu_graphs, "HOT", 0)
+    record_after(monkeypatch, 0)
 
 
 @pytest.mark.usefixtures("hot_at_once")
@@ -203,6 +235,94 @@ def test_a_shorter_sequence_waits_with_its_second_recording() -> None:
 
     for length in (9, 5, 5, 9, 5, 6):  # recorded at 9, then at 13
         expected = 13 if length == 9 and graphs._recorded else length
-        found = float(graphs.run("key", work, length, 100)[0])
+        found = float(graphs.run("key", work, length, 100, left=100)[0])
         assert found in (length, expected)
-    assert float(graphs.run("key", work, 20, 100)[0]) == 20
+    assert float(graphs.run("key", work, 20, 100, left=100)[0]) == 20
+
+
+class Counted:
+    """A function of the length that counts its runs, which a graph does not."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        self.runs, self._fails, self._numbers = 0, fails, torch.arange(200.0)
+
+    def __call__(self, length: int) -> tuple[torch.Tensor, ...]:
+        self.runs += 1
+        return (self._numbers[length - 1] + (float(self._numbers[1]) if self._fails else 0),)
+
+
+@pytest.mark.parametrize(("limit", "recorded"), [(55, 0), (56, 1), (57, 1)])
+def test_a_step_is_recorded_if_its_requests_have_enough_tokens_left(limit: int, recorded: int) -> None:
+    """After 24 of 56 new tokens there are 32 left, which repay a recording; of two requests the shorter counts."""
+    engine = gh.Engine(make("rotary"), slots=2, max_len=80)
+    for prompt, count in (([1, 2, 3], limit), ([4, 5], 70)):
+        engine.submit(prompt, max_new_tokens=count)
+    engine.run()
+    assert len(graphs(engine)) == recorded
+
+
+def test_short_requests_are_recorded_once_there_were_many() -> None:
+    graphs, work = CpuGraphs(), Counted()
+    for number in range(200):
+        graphs.run("key", work, 3 + number % 10, 100, left=10 - number % 10)
+    assert len(graphs._graphs) == 1
+    assert 4 * cpu_graphs.REPAID <= work.runs < 4 * cpu_graphs.REPAID + 10
+
+
+@pytest.mark.usefixtures("hot_at_once")
+def test_after_some_failures_nothing_is_recorded() -> None:
+    graphs, works = CpuGraphs(), [Counted(fails=True) for _ in range(6)]
+    modes = list[Any]()
+
+    def watched(work: Counted, length: int) -> tuple[torch.Tensor, ...]:
+        modes.append(torch.utils._python_dispatch._get_current_dispatch_mode())
+        return work(length)
+
+    for number, work in enumerate(works):
+        for length in range(3, 9):
+            value = float(graphs.run(number, partial(watched, work), length, 100, left=100)[0])
+            assert value in (length, length + cpu_graphs.FURTHER)
+    assert [work.runs for work in works] == [6] * 6
+    assert sum(mode is not None for mode in modes) == 2 * cpu_graphs.MOST_FAILURES
+
+
+@pytest.mark.usefixtures("hot_at_once")
+def test_the_graph_that_was_not_used_for_longest_makes_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu_graphs, "MOST_GRAPHS", 2)
+    graphs, works = CpuGraphs(), {key: Counted() for key in "abc"}
+    for key in "abac":
+        for length in (3, 4, 5):
+            graphs.run(key, works[key], length, 100, left=100)
+    assert [*graphs._graphs] == ["a", "c"]
+    assert {key: work.runs for key, work in works.items()} == {"a": 2, "b": 2, "c": 2}
+
+
+@pytest.mark.usefixtures("hot_at_once")
+def test_a_graph_is_not_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    optimizes, make = list[bool](), torch.jit.CompilationUnit
+
+    def compiled(source: str) -> SimpleNamespace:
+        script = make(source)
+        return SimpleNamespace(
+            step=lambda *given: [optimizes.append(torch._C._get_graph_executor_optimize()), script.step(*given)][1]
+        )
+
+    monkeypatch.setattr(torch.jit, "CompilationUnit", compiled)
+    repeat(CpuGraphs(), Counted(), 5)
+    assert optimizes == [False] * 3
+    assert torch._C._get_graph_executor_optimize()
+
+
+@pytest.mark.usefixtures("hot_at_once")
+def test_a_recording_holds_no_tensors_of_its_step() -> None:
+    graphs, made = CpuGraphs(), list[weakref.ref[torch.Tensor]]()
+    numbers = torch.arange(200.0)
+
+    def work(length: int) -> tuple[torch.Tensor, ...]:
+        large = numbers[:length] + 1
+        made.append(weakref.ref(large))
+        return (large.sum(),)
+
+    graphs.run("key", work, 3, 100, left=100)
+    assert len(graphs._recorded) == 1
+    assert made[0]() is None

@@ -6,18 +6,21 @@ with the same arguments, and needs no compiler on the machine.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Iterator
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from glasshouse.layers.host_reads import no_host_reads
 
-HOT = 16  # runs of a key before it is recorded, which takes as long as about twenty
-MOST_GRAPHS = 64
+HOT = 24  # runs of a key before it is recorded
+REPAID = 32  # runs of a graph that save what its recording takes (docs/lab/generation.md)
+MOST_GRAPHS = 64  # those that ran last
+MOST_FAILURES = 3  # keys that cannot be recorded, after which no others are tried: it is the model, most likely
 FURTHER = 4  # how much longer the second recording is than the first, plus the tokens between them
 Tensors = tuple[Tensor, ...]
 
@@ -53,7 +56,7 @@ class Recording(TorchDispatchMode):
         self.results: Any = ()
         self.valid = True
         self._values: dict[int, Value] = {}
-        self._alive: list[Any] = []  # ids are of living tensors
+        self._alive: list[Any] = []  # ids are of living tensors, while it records
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,8 +75,10 @@ class Recording(TorchDispatchMode):
         result = func(*args, **(kwargs or {}))
         several = isinstance(result, tuple | list)
         tensors = list(result) if several else [result]
-        # What is no tensor was read by the host, which may have computed with it.
-        self.valid = self.valid and all(isinstance(one, Tensor) for one in tensors)
+        if not all(isinstance(one, Tensor) for one in tensors):
+            if not any(isinstance(one, Tensor) for one in tree_leaves((args, kwargs))):
+                return result  # it told about types alone, which are the same each time
+            self.valid = False  # the host read a value, and may have computed with it
         new = {id(one): index for index, one in enumerate(tensors) if id(one) not in self._values}
         if new or func._schema.is_mutable:  # otherwise it returned what it was given
             name = f"result_{len(self.operations)}"
@@ -81,6 +86,11 @@ class Recording(TorchDispatchMode):
             self._alive.append(result)
             self.operations.append(Operation(func, *given))
         return result
+
+    def finish(self, results: Tensors) -> None:
+        """Keep the names of the results, and of tensors only those from outside."""
+        self.results = self.value_of(results)
+        self._values, self._alive = {}, []
 
     def value_of(self, given: Any) -> Any:  # noqa: ANN401
         """Return arguments with a value in place of each tensor."""
@@ -107,29 +117,51 @@ class CpuGraphs:
     def __init__(self) -> None:
         self._runs: Counter[Hashable] = Counter()
         self._recorded: dict[Hashable, Recording] = {}
-        self._graphs: dict[Hashable, Callable[[int], Tensors] | None] = {}  # None: cannot be recorded
+        self._graphs = OrderedDict[Hashable, Callable[[int], Tensors]]()  # the one that ran last at the end
+        self._failed: set[Hashable] = set()  # cannot be recorded
 
-    def run(self, key: Hashable, work: Work, length: int, longest: int) -> Tensors:
+    def run(self, key: Hashable, work: Work, length: int, longest: int, left: int) -> Tensors:
         """Run a function for a length; `key` identifies it, and everything but the length that it depends on.
 
-        It works for lengths up to `longest`.
+        It works for lengths up to `longest`, and so many runs are `left`, as far as the caller knows.
         """
         if (graph := self._graphs.get(key)) is not None:
+            self._graphs.move_to_end(key)
             return graph(length)
         self._runs[key] += 1
-        hot = self._runs[key] > HOT and key not in self._graphs and len(self._graphs) < MOST_GRAPHS
         first = self._recorded.get(key)
-        if not hot or length + FURTHER > longest or (first is not None and length < first.length):
+        waits = length + FURTHER > longest or (first is not None and length < first.length)
+        if waits or not self._pays(key, left):
             return work(length)
         recording = Recording(length if first is None else length + FURTHER)
         with no_host_reads(), recording:
             results = work(recording.length)
-        recording.results = recording.value_of(results)
+        recording.finish(results)
         if first is None:
             self._recorded[key] = recording
         else:
-            self._graphs[key] = make_graph(self._recorded.pop(key), recording)
+            self._keep(key, make_graph(self._recorded.pop(key), recording))
         return results
+
+    def _pays(self, key: Hashable, left: int) -> bool:
+        """Whether a graph may be made, and is likely to save more than it takes.
+
+        That a key will run as often as it did is the best guess where requests come and go; a quarter of it is safe.
+        """
+        if key in self._failed or len(self._failed) >= MOST_FAILURES:
+            return False
+        runs = self._runs[key]
+        return key in self._recorded or (runs > HOT and max(left, runs // 4) >= REPAID)
+
+    def _keep(self, key: Hashable, graph: Callable[[int], Tensors] | None) -> None:
+        """Keep a graph, instead of the one that was not used for longest if there are too many."""
+        if graph is None:
+            self._failed.add(key)
+            return
+        self._graphs[key] = graph
+        if len(self._graphs) > MOST_GRAPHS:
+            oldest, _ = self._graphs.popitem(last=False)
+            del self._runs[oldest]  # it has to repay its next recording, too
 
 
 def make_graph(first: Recording, second: Recording) -> Callable[[int], Tensors] | None:
@@ -140,7 +172,7 @@ def make_graph(first: Recording, second: Recording) -> Callable[[int], Tensors] 
     >>> for one in recordings:
     ...     with one:
     ...         total = cache[: one.length].cumsum(0)
-    ...     one.results = one.value_of((total,))
+    ...     one.finish((total,))
     >>> make_graph(*recordings)(4)
     (tensor([0., 1., 3., 6.]),)
     """
@@ -158,7 +190,9 @@ def make_graph(first: Recording, second: Recording) -> Callable[[int], Tensors] 
     outside = first.outside
 
     def run(length: int) -> Tensors:
-        results: Tensors = script(length, *outside)
+        # Profiling and optimising take the first two calls as long as twenty, and make later ones no faster.
+        with torch.jit.optimized_execution(False):  # type: ignore[attr-defined]
+            results: Tensors = script(length, *outside)
         return results
 
     return run

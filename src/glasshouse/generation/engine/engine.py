@@ -115,6 +115,7 @@ class Engine:
             max_len=self.max_len,
             source_len=self.source_len,
             chunk=self.max_len if sites else chunk,
+            prefill_chunk=self.prefill_chunk,
             weights=weights,
             compile=choose_compile(compile, model, recorded=bool(sites), drafts=speculator is not None),
             batch_invariant=batch_invariant,

@@ -49,6 +49,7 @@ class ModelRunner:
         max_len: int,
         source_len: int,
         chunk: int,  # tokens per sequence and call, at most
+        prefill_chunk: int,  # tokens of sources per pass, at most, but for a longer one alone
         weights: Weights,
         compile: bool,  # noqa: A002 (torch's word)
         batch_invariant: bool,
@@ -81,7 +82,7 @@ class ModelRunner:
         self._graphs = (
             Graphs(lambda: [cache.lengths, self.next_input_ids, *self.sampler.slots.tensors]) if use_graphs else None
         )
-        self._prefill = Prefill(cache, self._graphs)
+        self._prefill, self._prefill_chunk = Prefill(cache, self._graphs), prefill_chunk
         self.speculation = SpeculationStats()
         if speculator is not None:
             speculator.setup(self.model, slots, max_len)
@@ -169,7 +170,8 @@ class ModelRunner:
         new = {chunk.seq.slot: chunk for chunk in chunks if chunk.prefix_slot is not None}
         sources = [NewPrompt(slot, chunk.seq.request.source) for slot, chunk in new.items()]
         alone = self._recorder is not None or self.batch_invariant
-        for group in [[one] for one in sources] if alone else self._prefill.group(sources):
+        passes = [[one] for one in sources] if alone else self._prefill.group(sources, self._prefill_chunk)
+        for group in passes:
             chunk = new[group[0].slot]
             with self._recording([(chunk.seq, chunk.start)], len(group[0].ids)):
                 ids, lengths, slots = self._prefill.stack(group)
@@ -199,7 +201,8 @@ class ModelRunner:
             output = self._sample(torch.cat([self._decode_alone(seq) for seq in seqs]))
         else:
             with self._recording([(seq, seq.n_cached) for seq in seqs], 1):
-                output = self.decode(len(seqs), *_lengths(seqs, 1), step.mixed)
+                left = min(seq.request.limit - seq.n_generated for seq in seqs)  # steps with the same sequences
+                output = self.decode(len(seqs), *_lengths(seqs, 1), left, step.mixed)
         ones = [1] * len(seqs)
         k = max(seq.request.options.top_logprobs for seq in seqs)
         top = top_logprobs(output.logits, k) if k else None  # before the next step overwrites the logits
@@ -210,8 +213,9 @@ class ModelRunner:
     def _decode_alone(self, seq: SequenceState) -> Tensor:
         """Return the logits [1, V] of one sequence: on a CPU, how a row of a matmul rounds depends on its place."""
         row = slice(seq.slot, seq.slot + 1)
+        view = self.cache.narrow(row, *_lengths([seq], 1))
         with self._recording([(seq, seq.n_cached)], 1):
-            return self._forward(self.next_input_ids[row], self.cache.narrow(row), step=True)[:, 0]
+            return self._forward(self.next_input_ids[row], view, step=True)[:, 0]
 
     def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:
         """Sample the accepted draft tokens of each sequence, and the token after them."""
@@ -280,7 +284,7 @@ class ModelRunner:
         self.sampler.slots.set_many([SlotParams(slot, options, [], []) for slot in range(count)])
         if self._graphs is None:
             if self._compiled is not None:
-                self.decode(count, 1, 1)
+                self.decode(count, 1, 1, 0)
             return
         self._in_use.zero_()
         self._staged.zero_()
@@ -303,20 +307,23 @@ class ModelRunner:
         else:
             self._prefill.run_alone(self._forward, NewPrompt(slot, ids))
 
-    def decode(self, n: int, longest: int, source_len: int, mixed: PrefillChunk | None = None) -> DecodeOutput:
+    def decode(
+        self, n: int, longest: int, source_len: int, left: int, mixed: PrefillChunk | None = None
+    ) -> DecodeOutput:
         """Run one decode step for the first n slots, together with a chunk of a prompt if one is given.
 
-        With the new tokens, no sequence is longer than `longest`, and no source than `source_len`.
+        With the new tokens, no sequence is longer than `longest`, and no source than `source_len`; at most `left`
+        steps are of the same sequences.
         """
         if mixed is None and self._graphs is None:
-            return self._decode_rows(n, longest, source_len)
+            return self._decode_rows(n, longest, source_len, left)
         width = self._width(n)
         self._in_use[:n], self._in_use[n:] = 1, 0
         if mixed is not None:
             self._stage(mixed)
         return DecodeOutput(*(one[:n] for one in self._run_decode("decode" if mixed is None else "mixed", width)))
 
-    def _decode_rows(self, n: int, longest: int, source_len: int) -> DecodeOutput:
+    def _decode_rows(self, n: int, longest: int, source_len: int, left: int) -> DecodeOutput:
         """Run one decode step for the first n slots, as a CPU graph once there is one."""
         if self.cache.source is not None:  # few lengths need few graphs
             source_len = min(-(-source_len // SOURCE_STEP) * SOURCE_STEP, self.cache.source.source_len)
@@ -328,7 +335,7 @@ class ModelRunner:
         if self._cpu_graphs is None:
             return work(longest)
         key = (n, source_len, self.sampler.slots.metadata(n))
-        return DecodeOutput(*self._cpu_graphs.run(key, work, longest, self.cache.max_len))
+        return DecodeOutput(*self._cpu_graphs.run(key, work, longest, self.cache.max_len, left))
 
     def _run_decode(self, name: Literal["decode", "mixed"], width: int) -> tuple[Tensor, ...]:
         work = self._decode_batch if name == "decode" else self._decode_mixed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -56,9 +57,10 @@ class Prefill:
             else:
                 self._run_batch(forward, group)
 
-    def group(self, prompts: Sequence[NewPrompt]) -> list[list[NewPrompt]]:
-        """Group prompts of similar lengths, the longest first."""
-        return group_by_length(prompts, PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS)
+    def group(self, prompts: Sequence[NewPrompt], max_tokens: float = math.inf) -> list[list[NewPrompt]]:
+        """Group prompts of similar lengths, the longest first; a group of several has at most `max_tokens`."""
+        padding = PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS
+        return group_by_length(prompts, padding, max_tokens)
 
     def run_alone(self, forward: Forward, prompt: NewPrompt) -> None:
         """Prefill one prompt."""
@@ -97,18 +99,25 @@ class Prefill:
         )
 
 
-def group_by_length(prompts: Sequence[NewPrompt], max_padding: int) -> list[list[NewPrompt]]:
+def group_by_length(
+    prompts: Sequence[NewPrompt], max_padding: int, max_tokens: float = math.inf
+) -> list[list[NewPrompt]]:
     """Group prompts by length, the longest first in each group, which is padded by at most `max_padding` tokens.
+
+    With padding, a group of several prompts has at most `max_tokens` tokens.
 
     >>> prompts = [NewPrompt(slot, [0] * length) for slot, length in enumerate((3, 90, 5, 4))]
     >>> [[prompt.slot for prompt in group] for group in group_by_length(prompts, max_padding=3)]
     [[1], [2, 3, 0]]
+    >>> [[prompt.slot for prompt in group] for group in group_by_length(prompts, max_padding=3, max_tokens=14)]
+    [[1], [2, 3], [0]]
     """
     groups: list[list[NewPrompt]] = []
     left = 0
     for prompt in sorted(prompts, key=lambda prompt: -len(prompt.ids)):
-        padding = len(groups[-1][0].ids) - len(prompt.ids) if groups else 0
-        if groups and padding <= left:
+        width = len(groups[-1][0].ids) if groups else 0
+        padding = width - len(prompt.ids)
+        if groups and padding <= left and (len(groups[-1]) + 1) * width <= max_tokens:
             groups[-1].append(prompt)
             left -= padding
         else:

@@ -25,6 +25,7 @@ UTILIZATION = 0.4  # of the FLOPS, in an eager step that does not wait for launc
 LAUNCH_SECONDS = 0.0025  # of a block, with its backward pass and update
 REPAID_SECONDS = 60.0  # of steps: compiling takes 2 to 6 s, and saves 6% (GPT-2) to 28% (a Llama) of them
 CAPTURED = (CausalLM, Seq2SeqLM)  # objectives whose steps were compared with eager ones on a GPU
+ALL_THE_SAME = "(train.compile=yes to compile all the same)"
 
 
 def make_train_step(
@@ -48,6 +49,7 @@ def make_train_step(
         loss_fn=objective.loss,
         label_smoothing=choice.label_smoothing,
         defer_logits=getattr(objective.loss, "__func__", None) is Objective.loss,
+        aligns=has_own_loss(objective),
         precision=resolved.precision,
         float8=choice.precision == "fp8",
         reduce=processes.sum,
@@ -57,6 +59,11 @@ def make_train_step(
     )
     if execution == "compiled":
         step.compile()
+    if execution == "graphs" and not step.runs_ahead:
+        reporter.log(
+            "not compiled: launches take most of a step, and CUDA graphs need another precision than float16 and an "
+            f"optimizer that itself leaves out updates that are not finite {ALL_THE_SAME}"
+        )
     return step
 
 
@@ -72,12 +79,15 @@ def choose_execution(
         blocks = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
         flops = machine.nominal_flops(device)
         execution = fastest_execution(count_parameters(model.spec), blocks, choice.batch_tokens, steps, flops)
-        if execution == "graphs" and can_capture(model, objective) and not choice.activation_checkpointing:
-            return "graphs", None
-        if execution != "compiled":
+        if execution == "graphs":
+            if can_capture(model, objective) and not choice.activation_checkpointing:
+                return "graphs", None
             return "eager", (
-                f"in {steps:,} steps it would take longer than it saves (train.compile=yes to compile all the same)"
+                "launches take most of a step, which compiling does not change, and CUDA graphs are not made of "
+                f"steps with this model, this objective or activation checkpointing {ALL_THE_SAME}"
             )
+        if execution == "eager":
+            return "eager", f"in {steps:,} steps it would take longer than it saves {ALL_THE_SAME}"
     obstacle = machine.compile_obstacle(device)
     return ("compiled", None) if obstacle is None else ("eager", obstacle)
 
@@ -112,7 +122,18 @@ def can_capture(model: nn.Module, objective: Objective[Any]) -> bool:
     """
     # Windows attend by FlexAttention.
     plain = all(stack.windows == [0] for stack in model.modules() if isinstance(stack, Stack))
-    return is_own_code(model) and plain and type(objective) in CAPTURED
+    return is_own_code(model) and plain and type(objective) in CAPTURED and has_own_loss(objective)
+
+
+def has_own_loss(objective: Objective[Any]) -> bool:
+    """Return whether the loss is that of a class of this package, and not a function or a class of the caller's.
+
+    >>> from glasshouse.training.setup.custom import Custom
+    >>> has_own_loss(CausalLM()), has_own_loss(Custom(lambda model, batch, smoothing: 0).with_loss(CausalLM()))
+    (True, False)
+    """
+    loss = type(objective).loss
+    return getattr(objective.loss, "__func__", None) is loss and loss.__module__.partition(".")[0] == "glasshouse"
 
 
 def describe_execution(step: TrainStep, objective: Objective[Any]) -> str:
