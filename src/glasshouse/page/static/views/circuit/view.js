@@ -231,7 +231,7 @@ export function mount(context, root) {
         ],
         [`faithfulness of the ${plural(found.edges.length, "largest edge")}`, found.largest.faithfulness, "largest"],
         [
-          `faithfulness of ${plural(found.edges.length, "edge")} drawn at random`,
+          `faithfulness of ${plural(found.edges.length, "edge")} on paths drawn at random`,
           found.random_faithfulness,
           "random",
         ],
