@@ -23,7 +23,7 @@ SAID = {
     "02-induction-head": (["3.4657 nats", "of layer 1: induction"], 2),
     "03-dates-cross-attention": (["March 23, 2033               2033-03-23", "12 of 12 are right"], 3),
     "04-fine-tune": (["query value", "rank 4"], 1),
-    "05-circuit": (["' he'      0.7", "through k: K-composition"], 4),
+    "05-circuit": (["' he'      0.7", "through k: K-composition"], 5),
 }
 
 # Runs an exercise with a wrong answer, which its check must not accept; then again as it stands.
