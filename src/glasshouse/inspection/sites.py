@@ -183,6 +183,14 @@ def _parse_index(site: Site, text: str) -> Selection:
 
 def advice(name: str, known: Collection[str]) -> str:
     """Return what may have been meant by a name that is no site."""
+    if exact := exact_advice(name, known):
+        return exact
+    inner = [one for one in known if one.endswith(f".{name}")]
+    return f"did you mean {' or '.join(inner)}?" if inner else suggest_site(name, known)
+
+
+def exact_advice(name: str, known: Collection[str]) -> str:
+    """Return what a name of TransformerLens is called here, or which layers there are; empty for other names."""
     ours, remark = _translated(name)
     if ours:
         inner = [one for one in known if one.endswith(f".{ours}")] or [ours]  # of one stack or both
@@ -190,10 +198,7 @@ def advice(name: str, known: Collection[str]) -> str:
         return f"{said}." if {*inner} & {*known} or "*" in ours else f"{said}, and {advice(ours, known)}"
     stem, _, layer = name.rpartition(".")
     there = [one for one in known if one.rpartition(".")[0] == stem]
-    if there and layer.isdigit():
-        return f"its layers are 0 to {len(there) - 1}."
-    inner = [one for one in known if one.endswith(f".{name}")]
-    return f"did you mean {' or '.join(inner)}?" if inner else suggest_site(name, known)
+    return f"its layers are 0 to {len(there) - 1}." if there and layer.isdigit() else ""
 
 
 def _translated(name: str) -> tuple[str, str]:

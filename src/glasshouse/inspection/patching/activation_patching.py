@@ -20,7 +20,7 @@ from glasshouse.inspection.inputs.forward_pass import check_full_sequence, eval_
 from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.patching.metrics import Metric, keep_last_logit, logit_diff_metrics, scalar_metric
 from glasshouse.inspection.recording import Recording, record
-from glasshouse.inspection.sites import Selection, advice, select, sites, unwrap_model
+from glasshouse.inspection.sites import Selection, exact_advice, select, sites, unwrap_model
 from glasshouse.models import Model, Seq2Seq
 from glasshouse.text import Tokenizer
 
@@ -196,9 +196,8 @@ def layers_at(model: nn.Module, site: Sites) -> list[Selection]:
     stems = dict.fromkeys(found for found in map(stem_of, known) if found)
     if stem not in stems and stem not in known:
         stems |= dict.fromkeys(name for name in known if not stem_of(name))
-        said = advice(stem, known)  # of a hook of TransformerLens, a layer that does not exist, or a stack
-        meant = said if said.startswith("it") and "it has" not in said else did_you_mean(stem, stems)
-        raise InputError(f"the layers have no site {stem!r}; {meant}")
+        said = exact_advice(stem, known) or did_you_mean(stem, stems)
+        raise InputError(f"the layers have no site {stem!r}; {said}")
     names = [name + bracket + index for name in known if stem_of(name) == stem] if stem in stems else [site]
     selections = [one for name in names for one in select(model, name)]
     if selections[0].span is not None:

@@ -63,21 +63,6 @@ export function saliency(context) {
   let colour = () => {};
 
   /**
-   * @param {SaliencyMethod | "off"} chosen
-   * @returns {RequestBody}
-   */
-  function asked(chosen) {
-    const { tokens_output, tokens_incorrect_token } = context.state;
-    return {
-      forward_pass: context.forwardPass(),
-      position: context.token,
-      method: chosen,
-      ...(Number.isInteger(tokens_output) ? { output: tokens_output } : {}),
-      ...(Number.isInteger(tokens_incorrect_token) ? { incorrect_token: tokens_incorrect_token } : {}),
-    };
-  }
-
-  /**
    * @param {TokenSaliency} found
    * @param {SaliencyMethod} chosen
    */
@@ -147,7 +132,7 @@ export function saliency(context) {
       method.show(chosen ?? "off");
       targets.hidden = !chosen || chosen === "attention_rollout";
       drawing.hidden = !chosen;
-      const known = methods.filter(([name]) => name === "off" || isAvailable("token_saliency", asked(name)));
+      const known = methods.filter(([name]) => name === "off" || isAvailable("token_saliency", asked(context, name)));
       live(node, known.map(([name]) => `[data-value=${name}]`).join(", "));
       if (!chosen || !known.some(([name]) => name === chosen)) {
         drawing.hidden = true;
@@ -156,7 +141,7 @@ export function saliency(context) {
       const here = { forward_pass: context.forwardPass(), position: context.token };
       const [{ candidates }, found] = await Promise.all([
         context.request("next", { ...here, show: CANDIDATES }),
-        context.request("token_saliency", asked(chosen)),
+        context.request("token_saliency", asked(context, chosen)),
       ]);
       output.show(candidates, tokens_output, `top prediction: ${candidates[0].text}`);
       incorrect.show(candidates, tokens_incorrect_token, "none");
@@ -167,18 +152,36 @@ export function saliency(context) {
 }
 
 /**
+ * @param {ViewContext} context
+ * @param {SaliencyMethod | "off"} method
+ * @returns {RequestBody}
+ */
+function asked(context, method) {
+  const { tokens_output, tokens_incorrect_token } = context.state;
+  return {
+    forward_pass: context.forwardPass(),
+    position: context.token,
+    method,
+    ...(Number.isInteger(tokens_output) ? { output: tokens_output } : {}),
+    ...(Number.isInteger(tokens_incorrect_token) ? { incorrect_token: tokens_incorrect_token } : {}),
+  };
+}
+
+/**
  * The same in Python, if it is on.
  * @param {ViewContext} context
  * @param {string} inputs
- * @returns {string[]}
+ * @returns {Promise<string[]>}
  */
-export function saliencyInPython(context, inputs) {
+export async function saliencyInPython(context, inputs) {
   const { tokens_saliency: method, tokens_output, tokens_incorrect_token } = context.state;
-  if (!method) return [];
+  if (!method || !isAvailable("token_saliency", asked(context, method))) return [];
+  const { steps } = await context.request("token_saliency", asked(context, method)); // drawn before
   const { model } = context;
   const named = model.predicts_tokens ? "token" : "label";
   const given = [
     `method="${method}"`,
+    ...(method === "integrated_gradients" ? [`steps=${steps}`] : []),
     ...(context.hasPositionLogits ? [`positions=[${context.token}]`] : []),
     `${named}=${Number.isInteger(tokens_output) ? tokens_output : "int(probabilities.argmax())"}`,
     ...(Number.isInteger(tokens_incorrect_token) ? [`incorrect_token=${tokens_incorrect_token}`] : []),

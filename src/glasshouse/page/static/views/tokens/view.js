@@ -58,7 +58,7 @@ export function mount(context, root) {
  */
 async function inPython(context) {
   const { lines, inputs } = preamble(context);
-  const work = [`probabilities = ${answer(context, inputs)}`, ...saliencyInPython(context, inputs)];
+  const work = [`probabilities = ${answer(context, inputs)}`, ...(await saliencyInPython(context, inputs))];
   return [...lines, ...(await within(context, work))].join("\n");
 }
 
