@@ -13,7 +13,8 @@ from torch import Tensor
 
 import glasshouse as gh
 
-nnsight = pytest.importorskip("nnsight", reason="it comes by `make inspection`")
+# Not in `make test`: importing nnsight gives every Python object an attribute `save`, which hides the lazy `gh.save`.
+pytestmark = pytest.mark.long
 
 IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 
@@ -21,6 +22,7 @@ IDS = torch.tensor([[3, 1, 4, 1, 5, 9, 2, 6]])
 @pytest.fixture
 def both(tmp_path: Path) -> tuple[gh.models.Model, Any]:
     """Our model and theirs, with the same weights."""
+    nnsight = pytest.importorskip("nnsight", reason="it comes by `make inspection`")
     published = make("gpt2")
     published.save_pretrained(tmp_path)
     ours, _ = gh.load(tmp_path)
