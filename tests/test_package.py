@@ -49,6 +49,18 @@ def test_every_public_name_exists() -> None:
         gh.no_such_name  # noqa: B018
 
 
+def test_save_is_found_where_every_object_has_an_attribute_save() -> None:
+    """As in a process that has imported nnsight, which adds one to `object`."""
+    found = python(
+        "import ctypes, gc, torch, glasshouse as gh\n"
+        "gc.get_referents(object.__dict__)[0]['save'] = lambda self: 'of nnsight'\n"
+        "ctypes.pythonapi.PyType_Modified(ctypes.py_object(object))\n"
+        "assert (3).save() == 'of nnsight'\n"
+        "print(gh.save.__module__)"
+    )
+    assert found.startswith("glasshouse.")
+
+
 @pytest.mark.long
 @pytest.mark.slow
 def test_wheel_is_complete_and_works_without_the_checkout(tmp_path: Path) -> None:

@@ -7,6 +7,8 @@ no torch.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING
 
 from glasshouse.version import __version__
@@ -130,6 +132,20 @@ _SUBMODULES = (
 )
 
 __all__ = ["__version__", *_EXPORTS, *_SUBMODULES]
+
+
+class _Package(ModuleType):
+    """The module glasshouse, whose `save` is found before that which nnsight gives every object in Python."""
+
+    class _Save:
+        def __get__(self, module: ModuleType, owner: type) -> object:
+            return __getattr__("save")
+
+    if not TYPE_CHECKING:
+        save = _Save()
+
+
+sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> object:
