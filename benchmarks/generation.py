@@ -13,13 +13,19 @@ from __future__ import annotations
 import argparse
 import functools
 import math
+import os
 import random
+import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -442,7 +448,7 @@ def steady_rates(rows: int, rounds: int) -> list[float]:
 
     On a GPU a step's tokens arrive while the next step runs, so time is measured when tokens arrive.
     """
-    engine = gh.Engine(llama(), slots=rows, max_len=PROMPT + NEW, prefill_chunk=2048, compile=True)
+    engine = gh.Engine(llama(), slots=rows, max_len=PROMPT + NEW, prefill_chunk=2048)
     rates = []
     for number in range(rounds + 1):
         prompts = random_prompts(rows, engine.spec.vocab_size)
@@ -461,9 +467,7 @@ def steady(rounds: int) -> None:
     """Decode with all slots busy and requests of one length."""
     bandwidth = copy_bandwidth()
     found = {rows: steady_rates(rows, rounds) for rows in (1, 64, 256)}
-    print(
-        f"\nLlama 1B, bfloat16, {PROMPT} + {NEW} tokens, compiled; memory copy bandwidth {bandwidth / 1e9:,.0f} GB/s"
-    )
+    print(f"\nLlama 1B, bfloat16, {PROMPT} + {NEW} tokens; memory copy bandwidth {bandwidth / 1e9:,.0f} GB/s")
     line("", "tokens/s", "ms per step", "bandwidth used (MBU)")
     for rows, rates in found.items():
         bound = (weight_bytes(llama()) + cache_bytes(llama(), rows, MEAN_LENGTH)) / bandwidth
@@ -522,7 +526,7 @@ def calls(rounds: int) -> None:
     length, model, bandwidth = 128, llama(), copy_bandwidth()
     modes: dict[str, dict[str, Any]] = {
         "default": {},
-        "compile=False": {"compile": False},
+        "compile=True": {"compile": True},
         "batch_invariant": {"batch_invariant": True},
     }
     theirs = theirs_on_gpu()
@@ -589,7 +593,7 @@ def load(rounds: int, requests: int) -> None:
     """Continuous batching: 64 slots, with a queue that is empty only towards the end."""
     slots = 64
     alone = statistics.median(steady_rates(slots, rounds))
-    engine = gh.Engine(llama(), slots=slots, max_len=1024, prefill_chunk=2048, compile=True)
+    engine = gh.Engine(llama(), slots=slots, max_len=1024, prefill_chunk=2048)
     serve(engine, 256)  # compiles, and captures nearly all CUDA graphs
     note("load: warm")
     marks = serve(engine, requests)
@@ -603,6 +607,92 @@ def load(rounds: int, requests: int) -> None:
     )
     record("generation.load", rate, 0, "tokens/s")
     record("generation.load_share", rate / alone, 0, "%")
+
+
+def mixed(rounds: int) -> None:
+    """Generate for 256 requests of 100 to 1,024 tokens in and as many out, the workload of nano-vllm's benchmark."""
+    count, shortest, longest = 256, 100, 1024
+    print(f"\nLlama 1B, bfloat16, {count} requests, {shortest} to {longest} tokens in and as many out")
+    line("", "tokens/s", "s", "new tokens")
+    for name, choices in {"default": {}, "compile=True": {"compile": True}}.items():
+        engine = gh.Engine(llama(), slots=count, max_len=2 * longest, **choices)
+        vocabulary, rates, times = engine.spec.vocab_size, [], []
+        draw = random.Random(0)
+        for _ in range(rounds + 1):
+            lengths = [(draw.randint(shortest, longest), draw.randint(shortest, longest)) for _ in range(count)]
+            prompts = [[random.randrange(vocabulary) for _ in range(length)] for length, _ in lengths]
+            begin = time.perf_counter()
+            for prompt, (_, new) in zip(prompts, lengths, strict=True):
+                engine.submit(prompt, max_new_tokens=new)
+            engine.run()
+            times.append(time.perf_counter() - begin)
+            rates.append(sum(new for _, new in lengths) / times[-1])
+            note(f"mixed, {name}: {rates[-1]:,.0f} tokens/s")
+        line(name, cell(rates[1:], 0), cell(times[1:], 2), f"{sum(new for _, new in lengths):,}")
+        record(f"generation.mixed{'' if name == 'default' else '_compiled'}", rates[1:], 0, "tokens/s")
+        del engine
+
+
+FIRST = """
+import time
+begin = time.perf_counter()
+import glasshouse as gh, torch
+torch.cuda.synchronize()
+imported = time.perf_counter()
+rows = {rows}
+model = gh.build(gh.preset("llama-1b", end_ids=()), device="cuda", dtype=torch.bfloat16).eval()
+torch.cuda.synchronize()
+built = time.perf_counter()
+engine = gh.Engine(model, slots=rows, max_len=512)
+requests = [engine.submit([row + i for i in range({prompt})], max_new_tokens={new}) for row in range(rows)]
+while not requests[0].ids:
+    engine.step()
+first = time.perf_counter()
+engine.run()
+print(imported - begin, built - imported, first - built, time.perf_counter() - built)
+"""
+
+
+def first() -> None:
+    """Time the first answer of a process, and `glasshouse serve` until it is ready: without caches and with them."""
+    print(f"\nLlama 1B, bfloat16, new processes; {PROMPT} + {NEW} tokens")
+    line("", "import, s", "build, s", "first token, s", "first answer, s")
+    with tempfile.TemporaryDirectory() as folder:
+        caches = {name: str(Path(folder, name)) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+        env = {**os.environ, **caches}
+        for rows in (1, 64):
+            code = FIRST.format(rows=rows, prompt=PROMPT, new=NEW)
+            for start in ("first", "second"):
+                done = subprocess.run(
+                    [sys.executable, "-c", code], env=env, stdout=subprocess.PIPE, text=True, check=True
+                )
+                times = [float(one) for one in done.stdout.split()]
+                line(f"{rows} requests, {start} start", *(f"{one:.1f}" for one in times))
+                record(f"generation.first_answer_{rows}_{start}", times[-1], 1, "s")
+            for one in caches.values():
+                shutil.rmtree(one, ignore_errors=True)
+        gh.save(llama(), None, Path(folder, "model"))
+        for start in ("first", "second"):
+            seconds = ready_after(Path(folder, "model"), env)
+            line(f"serve ready, {start} start", f"{seconds:.1f}")
+            record(f"generation.serve_ready_{start}", seconds, 1, "s")
+
+
+def ready_after(model: Path, env: dict[str, str]) -> float:
+    """Return the seconds from the command `glasshouse serve` until it takes requests."""
+    port, begin = 18_321, time.perf_counter()
+    command = [sys.executable, "-m", "glasshouse", "serve", str(model), "--port", str(port)]
+    with subprocess.Popen(command, env=env) as process:
+        try:
+            while process.poll() is None:
+                try:
+                    urllib.request.urlopen(f"http://127.0.0.1:{port}/ready", timeout=1)
+                    return time.perf_counter() - begin
+                except (urllib.error.URLError, TimeoutError):
+                    time.sleep(0.05)
+            raise SystemExit("glasshouse serve did not start.")
+        finally:
+            process.terminate()
 
 
 def prefill(rounds: int) -> None:
@@ -634,7 +724,9 @@ def main() -> None:
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--rounds", type=int, default=3, help="rounds, one run of each system per round (default 3)")
     parser.add_argument(
-        "--parts", nargs="+", help="cpu: decode, loss, beam, speculation, gqa; cuda: calls, steady, load, prefill"
+        "--parts",
+        nargs="+",
+        help="cpu: decode, loss, beam, speculation, gqa; cuda: calls, steady, load, prefill, mixed, first",
     )
     parser.add_argument("--quantized", action="store_true", help="also decode with int8 and int4 weights (cpu)")
     parser.add_argument(
@@ -655,6 +747,8 @@ def main() -> None:
             "steady": lambda: steady(args.rounds),
             "load": lambda: load(args.rounds, args.requests),
             "prefill": lambda: prefill(args.rounds),
+            "mixed": lambda: mixed(args.rounds),
+            "first": first,
         }
     if unknown := set(args.parts or ()) - set(parts):
         parser.error(f"--parts on {args.device}: {', '.join(parts)}; not {', '.join(sorted(unknown))}.")

@@ -78,7 +78,7 @@ def training(gh: Any, size: Any, device: str, folder: Path) -> float:  # noqa: A
 def decoding(gh: Any, size: Any, device: str) -> float:  # noqa: ANN401
     """Return the rate of eight sequences of an engine."""
     model = gh.build(gh.preset(size["preset"], max_len=512), device=device).eval()
-    engine = gh.Engine(model, slots=8, max_len=16 + size["new"], compile=False)
+    engine = gh.Engine(model, slots=8, max_len=16 + size["new"])
     for _ in range(2):  # the first time, kernels are chosen and graphs captured
         begin = time.perf_counter()
         requests = [
@@ -93,7 +93,7 @@ def decoding(gh: Any, size: Any, device: str) -> float:  # noqa: ANN401
 def serving(gh: Any, size: Any, device: str, model: Path) -> float:  # noqa: ANN401
     """Return the rate that clients see who send one completion after the other."""
     loaded, tok = gh.load(str(model), device=device)
-    served = gh.serve.ServedModel("tiny", loaded.eval(), tok, slots=size["clients"], max_len=128, compile=False)
+    served = gh.serve.ServedModel("tiny", loaded.eval(), tok, slots=size["clients"], max_len=128)
     server = gh.serve.Server([served])
     server.start()
     tokens = []

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 import glasshouse as gh
-from glasshouse.generation.engine.prefill import MIN_BATCH_CUDA, Prefill
+from glasshouse.generation.engine.prefill import Prefill
 from glasshouse.generation.sampling.logits_kernels import argmax, token_logprobs
 from glasshouse.layers.attend import decode as decode_attention
 from glasshouse.layers.linear.matvec import make_matvec_linear
@@ -158,17 +158,17 @@ def test_batched_prefill_on_a_gpu(settings: dict[str, object], monkeypatch: pyte
         lambda self, forward, prompts: [batches.append(len(prompts)), run_batch(self, forward, prompts)][1],
     )
     model, prompts = build(settings), draw_prompts(60)
-    engine = gh.Engine(model, slots=40, max_len=96, compile=False)
+    engine = gh.Engine(model, slots=40, max_len=96)
     requests = [engine.submit(prompt, max_new_tokens=5 + i % 20) for i, prompt in enumerate(prompts)]
     engine.run()
-    assert any(size >= MIN_BATCH_CUDA for size in batches) == ("windows" not in settings)
+    assert any(size > 1 for size in batches) == ("windows" not in settings)
     assert_most_probable(model, prompts, requests)
 
 
 @pytest.mark.parametrize("weights", ["own", "copy", "int8"])
 def test_one_slot_on_a_gpu(weights: gh.generation.Weights) -> None:
     model, prompts = build({"position": {"kind": "rotary"}}), draw_prompts(6)
-    engine = gh.Engine(model, slots=1, max_len=96, weights=weights, compile=False)
+    engine = gh.Engine(model, slots=1, max_len=96, weights=weights)
     requests = [engine.submit(prompt, max_new_tokens=20) for prompt in prompts]
     engine.run()
     if weights == "int8":  # other tokens, but finite
@@ -182,7 +182,7 @@ def test_batch_invariance_on_a_gpu(dtype: torch.dtype) -> None:
     model, prompts = build({"position": {"kind": "rotary"}}).to(dtype), draw_prompts(20)
     made = {}
     for name, groups in {"together": [prompts], "alone": [[prompt] for prompt in prompts]}.items():
-        engine = gh.Engine(model, slots=12, max_len=96, compile=False, batch_invariant=True)
+        engine = gh.Engine(model, slots=12, max_len=96, batch_invariant=True)
         made[name] = []
         for group in groups:
             requests = [engine.submit(prompt, max_new_tokens=20) for prompt in group]
@@ -192,7 +192,7 @@ def test_batch_invariance_on_a_gpu(dtype: torch.dtype) -> None:
 
 
 def test_after_warm_up_no_decode_step_is_captured() -> None:
-    engine = gh.Engine(build({}), slots=12, max_len=96, compile=False)
+    engine = gh.Engine(build({}), slots=12, max_len=96)
     engine.warm_up()
     graphs = engine._runner._graphs
     assert graphs is not None

@@ -59,9 +59,8 @@ def serve(
         typer.Option(help="The weights to run: a copy in a faster layout, the model's own, or quantized (CPU)."),
     ] = "copy",
     compile_: Annotated[
-        bool | None,
-        typer.Option("--compile/--no-compile", help="Compile decode steps.", show_default="on CUDA"),
-    ] = None,
+        bool, typer.Option("--compile", help="Compile decode steps: a slower start, and slightly faster answers.")
+    ] = False,
     batch_invariant: Annotated[
         bool, typer.Option(help="Make answers independent of other requests to the last bit; slower.")
     ] = False,
@@ -97,7 +96,7 @@ def serve(
             slots=slots,
             max_len=max_len,
             weights=weights,
-            compile="auto" if compile_ is None else compile_,
+            compile=compile_,
             batch_invariant=batch_invariant,
             steering=vectors,
         )

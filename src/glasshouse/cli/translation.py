@@ -61,7 +61,6 @@ def translate(
         max_len=length,
         source_len=length,
         weights="copy" if lines else "own",
-        compile=False,
     )
     given = None if lines else stdin_prompts.GivenTexts([os.fsencode(one) for one in text or ()])
     stdin_prompts.generate_lines(engine, options, 1, as_json, given)

@@ -153,7 +153,6 @@ def generate_requests(
         source_len=source_len,
         speculator=speculator,
         weights=choose_weights(rounds * options.max_new_tokens) if weights is None else weights,
-        compile=False,
         record=record,
     )
     requests = [
@@ -192,9 +191,7 @@ def stream(model: Model, tok: Tokenizer | None, prompt: Prompt, **settings: obje
     max_len, source_len = required_lengths(model, [ids], options)
     check_beams(model, options.beams, max_len, source_len or 0)
     weights = choose_weights(options.max_new_tokens)
-    engine = Engine(
-        model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights, compile=False
-    )
+    engine = Engine(model, tok, slots=options.beams, max_len=max_len, source_len=source_len, weights=weights)
     request = engine.submit_ids(ids, options)
     yield from engine.stream(request)
     if message := length_warning(model.spec, request):

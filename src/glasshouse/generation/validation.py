@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Literal
 
-from glasshouse import device as machine
 from glasshouse import spec
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
@@ -39,23 +37,17 @@ def check_model(model: Model) -> Decoder | Seq2Seq:
     return model
 
 
-def choose_compile(choice: bool | Literal["auto"], model: Decoder | Seq2Seq, *, recorded: bool, drafts: bool) -> bool:
-    """Return whether an engine compiles its decode steps (see `Engine`); raise where `compile=True` is impossible.
+def check_compile(compile_: bool, *, recorded: bool) -> bool:
+    """Return whether an engine compiles its decode steps; raise if it also records.
 
-    >>> from glasshouse.models import build
-    >>> from glasshouse.spec import preset
-    >>> choose_compile("auto", build(preset("tiny-decoder")), recorded=False, drafts=False)
-    False
+    >>> check_compile(True, recorded=False)
+    True
     """
-    if choice not in (True, False, "auto"):
-        raise InputError(f"compile is {choice!r}, but it must be True, False or 'auto'.")
-    if choice == "auto":
-        device = model.token_embedding.table.weight.device
-        plain = not (recorded or drafts or hook_manager_of(model).hooks)
-        return plain and machine.compiles_by_default(device) and machine.compile_obstacle(device) is None
-    if choice and recorded:
+    if compile_ not in (True, False):
+        raise InputError(f"compile is {compile_!r}, but it must be True or False.")
+    if compile_ and recorded:
         raise InputError("record and compile were both given; compiled code cannot be recorded; leave one out.")
-    return choice
+    return compile_
 
 
 def check_option_names(

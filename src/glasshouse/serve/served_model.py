@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
 
 from glasshouse import hub
 from glasshouse.config import JsonDict
@@ -46,7 +45,7 @@ class ServedModel:
         slots: int | None = None,
         max_len: int | None = None,
         weights: Weights = "copy",
-        compile: bool | Literal["auto"] = "auto",  # noqa: A002 (torch's word)
+        compile: bool = False,  # noqa: A002 (torch's word)
         batch_invariant: bool = False,
         steering: Mapping[str, SteeringVector] | None = None,
     ) -> None:

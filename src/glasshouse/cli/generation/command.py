@@ -175,7 +175,6 @@ def generate(
         source_len=source,
         speculator=speculator,
         weights=_weights(int8, int4, many, options.max_new_tokens),
-        compile=False,
     )
     del found  # a quantized engine keeps none of its matrices, so this frees their memory
     if chat:

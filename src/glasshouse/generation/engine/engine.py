@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Literal
 
 import torch
 
@@ -24,11 +23,11 @@ from glasshouse.generation.speculation import Speculator
 from glasshouse.generation.steering import check_vectors, steered_namespace
 from glasshouse.generation.validation import (
     check_allowed,
+    check_compile,
     check_engine_options,
     check_model,
     check_option_names,
     check_speculator,
-    choose_compile,
     split_source,
 )
 from glasshouse.inspection.hooks import hook_manager_of
@@ -51,10 +50,9 @@ class Engine:
     sites, as for `gh.record`: the activations are in the `recording` of each completion, as at `gh.generate`.
     `steering` has steering vectors by name, which a request's `steer` scales and adds at all of its positions.
 
-    `compile` is True, False, or "auto": on CUDA, unless sites are recorded, edited, or a speculator drafts. The first
-    step then compiles, half a minute to a minute the first time on a machine and some seconds later, from torch's
-    caches on disk; `warm_up` does it before there are requests. With False an engine on CUDA starts at once and
-    decodes at two thirds of the speed. `gh.generate` and `gh.stream` never compile.
+    On CUDA decode steps are CUDA graphs of kernels made for them, each captured when it is first needed, or all by
+    `warm_up`. With `compile` they are also compiled by torch, which takes half a minute the first time on a machine
+    and ten seconds later, and decodes up to 6% faster where all slots are busy.
 
     With `batch_invariant` the log-probabilities of a request are bitwise identical for any composition of the batch:
     a GPU runs all slots at their full length, a CPU each sequence by itself, each prompt is prefilled in passes of
@@ -84,7 +82,7 @@ class Engine:
         prefill_chunk: int | None = None,
         speculator: Speculator | None = None,
         weights: Weights = "copy",
-        compile: bool | Literal["auto"] = "auto",  # noqa: A002 (torch's word)
+        compile: bool = False,  # noqa: A002 (torch's word)
         batch_invariant: bool = False,
         record: str | Sequence[str] = (),
         steering: Mapping[str, SteeringVector] | None = None,
@@ -117,7 +115,7 @@ class Engine:
             chunk=self.max_len if sites else chunk,
             prefill_chunk=self.prefill_chunk,
             weights=weights,
-            compile=choose_compile(compile, model, recorded=bool(sites), drafts=speculator is not None),
+            compile=check_compile(compile, recorded=bool(sites)),
             batch_invariant=batch_invariant,
             speculator=speculator,
             vectors=self.steering,

@@ -9,14 +9,19 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
+from glasshouse.layers import inference_kernels as kernels
 from glasshouse.layers.cache import Cache
+from glasshouse.layers.cache.kernels import write_kv
+from glasshouse.layers.feedforward import FusedGateUpFeedForward
 from glasshouse.layers.linear.fused import fuse_linears
 from glasshouse.layers.linear.int4 import GROUP, quantize_int4
 from glasshouse.layers.linear.int8 import quantize_int8
 from glasshouse.layers.linear.int8_gpu import quantize_weights
 from glasshouse.layers.linear.matvec import make_matvec_linear
 from glasshouse.layers.linear.prepacked import prepack_linears
-from glasshouse.layers.module_swap import clone_sharing_parameters, replace_module, swap_linears
+from glasshouse.layers.module_swap import clone_sharing_parameters, is_own_code, replace_module, swap_linears
+from glasshouse.layers.norm import RMSNorm
+from glasshouse.layers.position import RotaryPosition
 from glasshouse.models import Decoder, Seq2Seq
 
 # The model's own tensors; a copy in the memory layout that is fastest here; one byte per weight; half a byte.
@@ -83,6 +88,24 @@ def weight_copy_bytes(model: Decoder | Seq2Seq, weights: Weights) -> int:
         case "int4":
             int8 = sum(one.numel() for one in model.parameters() if one.shape == table.shape)  # and its own head
             return (matrices - int8) * (GROUP // 2 + 4) // GROUP + int8 + table.numel()  # four bytes for a scale
+
+
+def use_kernels(tree: Decoder | Seq2Seq, cache: Cache) -> None:
+    """Let a prepared model and its cache run inference kernels, where there are some for its modules."""
+    weight = tree.token_embedding.table.weight
+    if not (kernels.available and weight.is_cuda and weight.dtype in kernels.DTYPES):
+        return
+    cache.write_kv = write_kv
+    for module in list(tree.modules()):
+        for name, child in list(module.named_children()):
+            if not is_own_code(child):  # what has hooks, or another's forward function, stays
+                continue
+            if type(child) is RMSNorm:
+                replace_module(module, name, kernels.KernelRMSNorm(child))
+            elif type(child) is RotaryPosition:
+                replace_module(module, name, kernels.KernelRotaryPosition(child, weight.device))
+            elif type(child) is FusedGateUpFeedForward and child.kind in kernels.ACTIVATIONS:
+                replace_module(module, name, kernels.KernelGatedFeedForward(child))
 
 
 def remove_dropout(tree: nn.Module) -> None:

@@ -9,12 +9,19 @@ from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.attention import sdpa_kernel
 
 from glasshouse.errors import InputError
 from glasshouse.generation.engine.cpu_graphs import CpuGraphs
 from glasshouse.generation.engine.cuda_graphs import Graphs, bucket, copy_to_device
-from glasshouse.generation.engine.inference_model import Weights, compile_decode, make_cache, prepare_for_inference
-from glasshouse.generation.engine.prefill import NewPrompt, Prefill
+from glasshouse.generation.engine.inference_model import (
+    Weights,
+    compile_decode,
+    make_cache,
+    prepare_for_inference,
+    use_kernels,
+)
+from glasshouse.generation.engine.prefill import FOR_ANY_SHAPE, NewPrompt, Prefill
 from glasshouse.generation.engine.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.engine.slots import Move, SequenceState
 from glasshouse.generation.engine.step import DecodeOutput, PrefillChunk, SampledTokens, ScheduledStep, StepOutput
@@ -63,6 +70,8 @@ class ModelRunner:
         self.sampler = Sampler(slots, model.spec.vocab_size, device)
         self.next_input_ids = torch.zeros(slots, 1, dtype=torch.long, device=device)  # the input of the next step
         self.model = prepare_for_inference(model, weights, slots)
+        if not sites and not compile:  # whose sites are inside of them; which fuses operations itself
+            use_kernels(self.model, cache)
         # Ring buffers are read in another way from a length on.
         records = device.type == "cpu" and not (sites or compile) and cache.max_rollback == math.inf
         self._cpu_graphs = CpuGraphs() if records and is_own_code(self.model) else None
@@ -175,7 +184,8 @@ class ModelRunner:
             chunk = new[group[0].slot]
             with self._recording([(chunk.seq, chunk.start)], len(group[0].ids)):
                 ids, lengths, slots = self._prefill.stack(group)
-                self.model.encode_source(ids, self.cache, lengths=lengths, rows=slots[:, 0])
+                with sdpa_kernel(FOR_ANY_SHAPE):
+                    self.model.encode_source(ids, self.cache, lengths=lengths, rows=slots[:, 0])
 
     def _start_decoding(self, chunks: Sequence[PrefillChunk]) -> None:
         """After the last chunks of prompts, set up their slots for decoding; a beam search has one slot per beam."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from glasshouse.generation.engine.cuda_graphs import Graphs, bucket, copy_to_device
 from glasshouse.generation.engine.step import PrefillChunk
@@ -14,8 +15,12 @@ from glasshouse.layers.cache import Cache, MixedBatch, PackedPrefill
 
 # Tokens that take as long as loading the weights, which every pass does: so many may be padding to save a pass.
 PASS_TOKENS, PASS_TOKENS_CUDA = 16, 256
-MIN_BATCH_CUDA = 6  # fewer prompts start sooner as a CUDA graph each: a batch has too many shapes for graphs
+# A batch has too many shapes for CUDA graphs, and its launches take as long as LAUNCH_TOKENS. Fewer end sooner with a
+# graph for each prompt, which takes as long as GRAPH_TOKENS at least.
+LAUNCH_TOKENS, GRAPH_TOKENS = 2048, 400
 
+# Not cuDNN, which torch prefers: for each new shape it builds a plan, which takes longer than the pass.
+FOR_ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 Forward = Callable[..., Tensor]  # that of the model runner
 
 
@@ -51,7 +56,8 @@ class Prefill:
 
     def _run_new(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
         for group in self.group(prompts):
-            if self._graphs is not None and len(group) < MIN_BATCH_CUDA:
+            tokens = len(group) * max(GRAPH_TOKENS, len(group[0].ids))
+            if self._graphs is not None and (len(group) == 1 or tokens < LAUNCH_TOKENS):
                 for prompt in group:
                     self.run_alone(forward, prompt)
             else:
@@ -71,7 +77,8 @@ class Prefill:
 
     def _run_batch(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
         ids, lengths, slots = self.stack(prompts)
-        forward(ids, PackedPrefill(self._cache, slots), lengths=lengths, logits_to_keep=self._no_logits)
+        with sdpa_kernel(FOR_ANY_SHAPE):
+            forward(ids, PackedPrefill(self._cache, slots), lengths=lengths, logits_to_keep=self._no_logits)
 
     def stack(self, prompts: Sequence[NewPrompt]) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return ids [B, S], lengths [B] if any is padded, and slots [B, 1] of prompts, the longest first."""

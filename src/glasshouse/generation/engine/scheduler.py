@@ -15,23 +15,41 @@ MIXED_PREFILL_TOKENS = 128  # prompt tokens added to one decode step; so few cos
 
 
 class Scheduler:
-    """Gives slots to waiting requests in order, and plans one step at a time."""
+    """Gives slots to waiting requests in order, and plans one step at a time.
+
+    Of requests that get their slots together, those with the longest prompts are prefilled first: prompts of similar
+    lengths share a pass, and the short ones are left to fill what remains of a chunk.
+    """
 
     def __init__(self, slots: Slots, *, prefill_chunk: int, mixed_prefill: bool) -> None:
         self.slots = slots
         self.prefill_chunk = prefill_chunk
         self.mixed_prefill = mixed_prefill  # whether prompts may be prefilled within decode steps
         self.waiting: deque[Request] = deque()
+        self._n_sorted = 0  # of the first waiting requests, which had free slots and were sorted by length
 
     def schedule(self) -> ScheduledStep:
         """Plan a step: up to one chunk of prompts to prefill, and one token for each sequence that decodes."""
         step = ScheduledStep()
+        self._sort_waiting()
         if self._should_mix_prefill():
             self._schedule_mixed_prefill(step)
         else:
             self._schedule_prefill(step)
         step.decoding = [seq for seq in self.slots.running if not seq.is_prefilling]
         return step
+
+    def _sort_waiting(self) -> None:
+        """Sort as many waiting requests as there are free slots, once those sorted before have theirs.
+
+        So no request waits for more than one batch of longer prompts that arrived after it.
+        """
+        self._n_sorted = min(self._n_sorted, len(self.waiting))
+        if self._n_sorted == 0 and (count := min(len(self.slots.free), len(self.waiting))) > 1:
+            batch = [self.waiting.popleft() for _ in range(count)]
+            batch.sort(key=lambda request: -len(request.prompt))
+            self.waiting.extendleft(reversed(batch))
+            self._n_sorted = count
 
     def _schedule_prefill(self, step: ScheduledStep) -> None:
         """Add the prompts of waiting requests, at most one chunk in all; none is split that fits in one chunk.
@@ -72,14 +90,18 @@ class Scheduler:
         if self.slots.running and self.slots.running[-1].is_prefilling:
             return Allocation(self.slots.running[-1])
         while self.waiting and self.waiting[0].done:  # cancelled while it waited
-            self.waiting.popleft()
+            self._pop_waiting()
         if not self.waiting or len(self.slots.free) < self.waiting[0].options.beams:
             return None
         if min(len(self.waiting[0].prompt) - 1, self.prefill_chunk) > max_tokens:
             return None
         found = self.slots.allocate(self.waiting[0])
-        self.waiting.popleft()  # only once it has a slot, so that it can always be found
+        self._pop_waiting()  # only once it has a slot, so that it can always be found
         return found
+
+    def _pop_waiting(self) -> None:
+        self.waiting.popleft()
+        self._n_sorted = max(0, self._n_sorted - 1)
 
     def _take_chunk(self, found: Allocation, max_tokens: int) -> PrefillChunk:
         """Take the next tokens of a prompt; after the last of them, a beam search gets one slot per beam."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from glasshouse.errors import InputError
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.source import SourceCache
-from glasshouse.layers.cache.storage import Contiguous, KVShape, LayerGroups, RingBuffer, write_at
+from glasshouse.layers.cache.storage import Contiguous, KVShape, LayerGroups, RingBuffer, write_kv
 from glasshouse.layers.cache.view import CacheView, check_offsets, check_one_document, find_offsets
 
 
@@ -44,6 +44,7 @@ class Cache(CacheView):
         self.cache_rows = self.rows
         self._layers = LayerGroups(shapes)
         self.groups = [self._make_group(shape, batch, like) for shape in self._layers.shapes]
+        self.write_kv = write_kv  # an engine has a kernel of its own
         self._make_views()
         if like.is_cuda:
             self._mark_static()
@@ -106,11 +107,11 @@ class Cache(CacheView):
 
     def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H_kv, S, d] to their offsets; return those to attend to."""
-        for cached, new in ((self.keys[layer], k), (self.values[layer], v)):
-            if isinstance(write_offsets, int):  # a slice, far cheaper than an index
-                cached[:, :, write_offsets] = new.detach()[:, :, 0]
-            else:
-                write_at(cached, self.rows, write_offsets, new)
+        if isinstance(write_offsets, int):  # a slice, far cheaper than an index
+            self.keys[layer][:, :, write_offsets] = k.detach()[:, :, 0]
+            self.values[layer][:, :, write_offsets] = v.detach()[:, :, 0]
+        else:
+            self.write_kv(self.keys[layer], self.values[layer], self.rows, write_offsets, k, v)
         return self.cached_kv(layer)
 
     def cached_kv(self, layer: int) -> tuple[Tensor, Tensor]:

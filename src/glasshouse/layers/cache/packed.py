@@ -7,7 +7,7 @@ from torch import Tensor
 
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.cache.cache import Cache
-from glasshouse.layers.cache.storage import RingBuffer, write_at
+from glasshouse.layers.cache.storage import RingBuffer
 from glasshouse.layers.cache.view import CacheView, check_offsets, check_one_document, find_offsets
 
 
@@ -22,8 +22,7 @@ class _TokenRows(CacheView):
     def update(self, layer: int, write_offsets: Tensor | int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Write keys and values [B, H_kv, S, d] to their offsets; return those to attend to."""
         assert isinstance(write_offsets, Tensor)
-        write_at(self.cache.keys[layer], self._rows, write_offsets, k)
-        write_at(self.cache.values[layer], self._rows, write_offsets, v)
+        self.cache.write_kv(self.cache.keys[layer], self.cache.values[layer], self._rows, write_offsets, k, v)
         return k, v
 
     def advance(self, layout: Layout) -> None:

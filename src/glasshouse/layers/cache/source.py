@@ -66,7 +66,7 @@ class SourceCache:
         """Copy a row."""
         self.mask[target] = self.mask[source]
         for pool in self.pools:
-            copy_row(pool, source, target, slice(None))
+            copy_row(pool, source, target, 0, pool.shape[-2])
 
     def clear_row(self, row: int) -> None:
         """Set a row to zero."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.layers.attend.layout import Layout
+from glasshouse.layers.cache import kernels
 
 
 @dataclass(frozen=True)
@@ -64,9 +65,8 @@ class Contiguous:
         return Layout(torch.arange(self.size, device=lengths.device)[None], ordered=True)
 
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
-        """Copy positions `start` to `stop` of a row; a GPU copies all of it."""
-        # A GPU copies whole rows of all layers in one kernel, but parts of rows in one per layer.
-        copy_row(self.pool, source, target, slice(None) if self.pool.is_cuda else slice(start + 1, stop + 1))
+        """Copy positions `start` to `stop` of a row."""
+        copy_row(self.pool, source, target, start + 1, stop + 1)
 
     def clear_row(self, row: int, start: int) -> None:
         """Set a row to zero from position `start` on."""
@@ -96,7 +96,7 @@ class RingBuffer(Contiguous):
 
     def copy_row(self, source: int, target: int, start: int, stop: int) -> None:
         """Copy a whole row: any offset may be in use."""
-        copy_row(self.pool, source, target, slice(None))
+        copy_row(self.pool, source, target, 0, self.pool.shape[-2])
 
     def clear_row(self, row: int, start: int) -> None:
         """Set a whole row to zero; not a part of it, as any offset may be in use."""
@@ -104,15 +104,15 @@ class RingBuffer(Contiguous):
             super().clear_row(row, start)
 
 
-def copy_row(pool: Tensor, source: int, target: int, offsets: slice) -> None:
-    """Copy offsets of a row in all layers."""
-    if pool.is_cuda:  # one index over a pool beyond 32-bit indexing would be many kernels
-        layers = pool.flatten(0, 1)
-        torch._foreach_copy_(layers[:, target, :, offsets].unbind(), layers[:, source, :, offsets].unbind())
+def copy_row(pool: Tensor, source: int, target: int, start: int, stop: int) -> None:
+    """Copy offsets `start` to `stop` of a row in all layers."""
+    if pool.is_cuda and kernels.available:  # torch would copy each layer by itself
+        kernels.copy_row(pool, source, target, start, stop)
     else:
-        pool[:, :, target, :, offsets] = pool[:, :, source, :, offsets]
+        pool[:, :, target, :, start:stop] = pool[:, :, source, :, start:stop]
 
 
-def write_at(cached: Tensor, rows: Tensor, offsets: Tensor, new: Tensor) -> None:
-    """Write keys or values [B, H_kv, S, d] of a layer to offsets [B, S] of rows that broadcast to [B, S]."""
-    cached[rows, :, offsets] = new.detach().transpose(1, 2).to(cached.dtype)
+def write_kv(keys: Tensor, values: Tensor, rows: Tensor, offsets: Tensor, k: Tensor, v: Tensor) -> None:
+    """Write k and v [B, H_kv, S, d] of a layer to offsets [B, S] of rows that broadcast to [B, S]."""
+    for cached, new in ((keys, k), (values, v)):
+        cached[rows, :, offsets] = new.detach().transpose(1, 2).to(cached.dtype)
