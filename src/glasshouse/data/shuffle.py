@@ -28,21 +28,26 @@ def permute(indices: Indices, n: int, seed: int, epoch: int) -> Indices:
     >>> sorted(permute(np.arange(10), 10, seed=0, epoch=0).tolist()) == list(range(10))
     True
     """
-    half = np.uint64(max(1, ((n - 1).bit_length() + 1) // 2))
-    mask = np.uint64((1 << int(half)) - 1)
-    keys = _keys(seed, epoch)
+    return _permute_each(indices, np.array([n]), _keys(seed, epoch)[:, None], np.zeros_like(indices))
+
+
+def _permute_each(indices: Indices, sizes: Indices, keys: NDArray[np.uint64], which: Indices) -> Indices:
+    """Permute each index by one of several permutations, of these sizes [P] and keys [ROUNDS, P]."""
+    halves = np.array([max(1, ((size - 1).bit_length() + 1) // 2) for size in sizes.tolist()], np.uint64)[which]
+    masks, ends, keys = (np.uint64(1) << halves) - np.uint64(1), sizes.astype(np.uint64)[which], keys[:, which]
     result = indices.astype(np.uint64)
-    outside = np.ones(len(result), bool)
-    while outside.any():
+    outside = np.arange(len(result))
+    while len(outside):
+        half, mask = halves[outside], masks[outside]
         left, right = result[outside] >> half, result[outside] & mask
-        for key in keys:
+        for key in keys[:, outside]:
             left, right = right, left ^ (_mix(right + key) & mask)
         result[outside] = left << half | right
-        outside = result >= n
+        outside = outside[result[outside] >= ends[outside]]
     return result.astype(np.int64)
 
 
-@lru_cache(64)
+@lru_cache(1024)
 def _keys(seed: int, epoch: int) -> NDArray[np.uint64]:
     return np.random.SeedSequence([seed, epoch]).generate_state(ROUNDS, np.uint64).astype(np.uint64)
 
@@ -119,12 +124,12 @@ class Bucketed(Order):
 
     def _at(self, positions: Indices, epoch: int) -> Indices:
         runs = np.searchsorted(self.starts, positions, side="right") - 1
-        moved = np.empty_like(positions)
-        for run in np.unique(runs).tolist():
-            here, start, end = runs == run, self.starts[run], self.starts[run + 1]
-            # Each run is shuffled with its own seed.
-            moved[here] = start + permute(positions[here] - start, int(end - start), self.seed + 1 + run, epoch)
-        return self.sorted[moved]
+        present, which = np.unique(runs, return_inverse=True)
+        starts, ends = self.starts[present], self.starts[present + 1]
+        # Each run is shuffled with its own seed.
+        keys = np.stack([_keys(self.seed + 1 + run, epoch) for run in present.tolist()], 1)
+        first = starts[which]
+        return self.sorted[first + _permute_each(positions - first, ends - starts, keys, which)]
 
 
 def checked_seed(seed: int) -> int:

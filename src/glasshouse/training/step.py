@@ -292,16 +292,14 @@ class EMA:
             raise InputError(f"the decay of the EMA is {decay}, but it must be at least 0 and below 1.")
         self.model, self.decay, self.updates = model, decay, 0
         self.weights = {name: weight.detach().clone() for name, weight in model.named_parameters()}
+        self._current: list[Tensor] = [weight for _, weight in model.named_parameters()]
 
     @torch.no_grad()
     def update(self) -> None:
         """Update the average with the current weights."""
         self.updates += 1
         decay = min(self.decay, (1 + self.updates) / (10 + self.updates))
-        current = dict(self.model.named_parameters())
-        torch._foreach_lerp_(
-            list(self.weights.values()), [current[name].detach() for name in self.weights], 1 - decay
-        )
+        torch._foreach_lerp_(list(self.weights.values()), self._current, 1 - decay)
 
     @contextmanager
     def applied(self) -> Iterator[None]:
