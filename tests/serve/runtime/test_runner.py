@@ -68,6 +68,38 @@ class Held:
         monkeypatch.setattr(engine, "step", held)
 
 
+def test_requests_run_between_the_steps_of_a_warm_up(
+    tok: gh.Tokenizer, decoder: gh.models.Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ready after the largest batch, the server captures the others while it has nothing to do."""
+    done, allowed = [], threading.Semaphore(0)
+
+    def warm_up_steps(engine: gh.Engine, options: gh.SamplingParams) -> Iterator[None]:
+        for number in range(3):
+            if number:  # until a request has been answered
+                assert allowed.acquire(timeout=60)
+            done.append((options.temperature, number))
+            yield
+
+    monkeypatch.setattr(gh.Engine, "warm_up_steps", warm_up_steps)
+    made = Server([ServedModel("decoder", decoder, tok, slots=SLOTS)], keys=KEYS)
+    made.start()
+    try:
+        assert eventually(lambda: made.api.runner.ready)
+        assert done == [(1.0, 0), (0.0, 0)]
+        allowed.release()
+        assert eventually(lambda: len(done) == 3)
+        with ThreadPoolExecutor(1) as pool:
+            answer = pool.submit(complete, made, max_tokens=3)
+            allowed.release(3)
+            assert answer.result().status == 200
+        assert eventually(lambda: len(done) == 6)
+        assert complete(made, max_tokens=3).status == 200
+    finally:
+        allowed.release(9)
+        made.close()
+
+
 def test_disconnects_leave_the_cache_as_it_was(small: Server) -> None:
     engine = engine_of(small)
     reference = complete(small, max_tokens=20, temperature=0).json()["choices"][0]["text"]

@@ -254,10 +254,18 @@ class Engine:
 
         `options` are those that most requests will have (default: greedy). It does nothing while requests run.
         """
-        with self._exclusive(), torch.inference_mode():
-            if not self.slots.running:
-                self._runner.warm_up(options or SamplingParams())
-                self._outputs.clear()
+        with self._exclusive():
+            for _ in self.warm_up_steps(options):
+                pass
+
+    def warm_up_steps(self, options: SamplingParams | None = None) -> Iterator[None]:
+        """Warm up for one batch size at a time, the largest first, so that requests can run in between."""
+        for width in self._runner.warm_up_widths:
+            with self._exclusive(), torch.inference_mode():
+                if not self.slots.running:
+                    self._runner.warm_up(options or SamplingParams(), width)
+                    self._outputs.clear()
+            yield
 
     def close(self) -> None:
         """Cancel every unfinished request and accept no more."""

@@ -288,20 +288,27 @@ class ModelRunner:
             slot = source
         self.cache.lengths[slot] = 0
 
-    def warm_up(self, options: SamplingParams) -> None:
-        """Compile and capture decode steps for sampling with `options`; all slots must be free."""
+    @property
+    def warm_up_widths(self) -> list[int]:
+        """The batch sizes to compile or capture: the largest, which needs most memory, then from one on."""
+        count = len(self.next_input_ids)
+        if self._graphs is None:
+            return [] if self._compiled is None else [count]
+        *smaller, largest = sorted({self._width(n) for n in range(1, count + 1)})
+        return [largest, *smaller]
+
+    def warm_up(self, options: SamplingParams, width: int) -> None:
+        """Compile or capture the decode steps of a batch size, for these options; all slots must be free."""
         count = len(self.next_input_ids)
         self.sampler.slots.set_many([SlotParams(slot, options, [], []) for slot in range(count)])
         if self._graphs is None:
-            if self._compiled is not None:
-                self.decode(count, 1, 1, 0)
+            self.decode(width, 1, 1, 0)
             return
         self._in_use.zero_()
         self._staged.zero_()
-        for width in sorted({self._width(n) for n in range(1, count + 1)}, reverse=True):  # the largest needs most
-            self._run_decode("decode", width)
-            if self.supports_mixed_prefill:
-                self._run_decode("mixed", width)
+        self._run_decode("decode", width)
+        if self.supports_mixed_prefill:
+            self._run_decode("mixed", width)
 
     def release_all(self) -> None:
         """Release every slot."""

@@ -165,9 +165,7 @@ def generate_text(traces: TraceCache, params: Generate) -> JsonDict:
 
     def work() -> JsonDict:
         source_len = len(source) if pair else None
-        engine = Engine(
-            model, trace.tok, slots=1, max_len=length, source_len=source_len, weights="own"
-        )
+        engine = Engine(model, trace.tok, slots=1, max_len=length, source_len=source_len, weights="own")
         request = engine.submit(source, options, target_prefix=ids[opening:]) if pair else engine.submit(ids, options)
         engine.run()
         (made,) = request.completions()

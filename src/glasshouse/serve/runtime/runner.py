@@ -7,7 +7,7 @@ import contextlib
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -148,7 +148,8 @@ class Runner:
             for one in models
             if one.engine is not None
         }
-        self.ready = False  # the engines are warmed up
+        self.ready = False  # the engines are warmed up for their largest batches
+        self._warm_ups: deque[Iterator[None]] = deque()  # of the other batches, for when there is nothing to do
         self.has_failed = False  # the thread ended by an error: only a new process helps
         self._tasks: FairQueue[Task] = FairQueue(max_waiting)
         self._condition = threading.Condition()  # guards the queues and what follows
@@ -233,7 +234,10 @@ class Runner:
         try:
             for lane in self.lanes.values():
                 for temperature in (1.0, 0.0):
-                    lane.engine.warm_up(SamplingParams(temperature=temperature, candidates=self._candidates))
+                    options = SamplingParams(temperature=temperature, candidates=self._candidates)
+                    warm_up = lane.engine.warm_up_steps(options)
+                    next(warm_up, None)  # the largest batch, with every kernel; the rest while there is nothing to do
+                    self._warm_ups.append(warm_up)
             self.ready = True
             while self._turn():
                 pass
@@ -250,7 +254,7 @@ class Runner:
     def _turn(self) -> bool:
         """Wait for work and do one round of it; return False once closed."""
         with self._condition:
-            self._condition.wait_for(lambda: self._closed or self._tasks or self._working())
+            self._condition.wait_for(lambda: self._closed or self._tasks or self._working() or self._warm_ups)
             if self._closed:
                 return False
             task = self._tasks.pop() if self._tasks else None
@@ -259,6 +263,8 @@ class Runner:
                 lane.admit()
         if task is not None:
             self._do(task)
+        elif not working and next(self._warm_ups[0], self) is self:  # captures one more batch size, or has no more
+            self._warm_ups.popleft()
         news = [one for lane in working for one in lane.step()]
         if news:
             self._on_loop(_deliver, news)
