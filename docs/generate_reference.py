@@ -189,7 +189,7 @@ def settings_page() -> str:
                 groups.setdefault(path, {}).update(dict.fromkeys([option]))
                 for inner in dataclasses.fields(option):
                     deeper = get_type_hints(option)[inner.name]
-                    if get_origin(deeper) in (Union, UnionType) and dataclasses.is_dataclass(get_args(deeper)[0]):
+                    if NoneType not in get_args(deeper) and dataclasses.is_dataclass((*get_args(deeper), None)[0]):
                         groups.setdefault(f"{path}.{inner.name}", {}).update(dict.fromkeys(get_args(deeper)))
     for path, options in groups.items():
         lines += [f"### {path}", ""]

@@ -32,7 +32,10 @@ from glasshouse.training.optimizer import (
     set_lr,
 )
 
-CHOICES: list[Optimizer] = [AdamW(), Muon()]
+EVERYTHING = Muon(
+    momentum_warmup=3, beta2=0.9, cautious=True, embedding=AdamW(lr=0.01, beta1=0.8), head=AdamW(weight_decay=0.2)
+)
+CHOICES: list[Optimizer] = [AdamW(), Muon(), EVERYTHING]
 FINE = torch.finfo(torch.float64).eps / 2
 COARSE = torch.finfo(torch.float32).eps / 2
 
@@ -105,6 +108,17 @@ def test_muon_takes_the_matrices_inside_the_blocks() -> None:
     encoder = {f"encoder.blocks.{i}.{one}.weight" for i in range(2) for one in maps + forward}
     decoder = {f"decoder.blocks.{i}.{one}.weight" for i in range(2) for one in maps + cross + forward}
     assert inside == encoder | decoder
+
+
+def test_embeddings_and_an_untied_head_have_settings_of_their_own() -> None:
+    model = grow(head={"kind": "next_token", "tied": False, "bias": True}, position="learned")
+    groups = make_optimizer(model, EVERYTHING).param_groups
+    tables = {"token_embedding.table.weight", "stack.position.table.weight"}
+    assert {name for group in groups if group["lr"] == 0.01 for name in group["param_names"]} == tables
+    (head,) = [group for group in groups if group["weight_decay"] == 0.2]
+    assert head["param_names"] == ["head.weight"]
+    tied = make_optimizer(grow(head={"kind": "next_token", "tied": True}), EVERYTHING).param_groups
+    assert not any(group["weight_decay"] == 0.2 for group in tied)
 
 
 def test_a_tied_matrix_is_updated_once() -> None:
@@ -382,17 +396,26 @@ def test_products_use_the_compute_dtype_of_the_device(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("dtype", "unit"), [(torch.float32, COARSE), (torch.float64, FINE)])
 @pytest.mark.parametrize(("momentum", "decay", "steps"), [(0.95, 0.5, 5), (0.0, 0.0, 5), (0.6, 2.0, 3)])
+@pytest.mark.parametrize(("beta2", "cautious"), [(0.0, False), (0.9, False), (0.0, True)])
 def test_muon_equals_its_formula(
-    monkeypatch: pytest.MonkeyPatch, momentum: float, decay: float, steps: int, dtype: torch.dtype, unit: float
+    monkeypatch: pytest.MonkeyPatch,
+    momentum: float,
+    decay: float,
+    steps: int,
+    beta2: float,
+    cautious: bool,
+    dtype: torch.dtype,
+    unit: float,
 ) -> None:
     """Momentum, where it leads, singular values one by one, decay and scale: in float64, matrix after matrix."""
     monkeypatch.setattr(module, "compute_dtype", lambda device: dtype)
     model = grow(dtype=dtype)
-    choice = Muon(lr=0.1, momentum=momentum, weight_decay=decay, ns_steps=steps)
+    choice = Muon(lr=0.1, momentum=momentum, weight_decay=decay, ns_steps=steps, beta2=beta2, cautious=cautious)
     optimizer = make_optimizer(model, choice)
     weights = {name: dict(model.named_parameters())[name] for name in muon_part(optimizer)}
     expected = {name: weight.detach().clone().double() for name, weight in weights.items()}
     average = {name: torch.zeros_like(weight) for name, weight in expected.items()}
+    squares = {name: [0.0] * len(weight) for name, weight in expected.items()}
     factors = [1.0, 0.5, 0.1, 2.0]
     for seed, factor in enumerate(factors):
         give_gradients(model, seed)
@@ -404,7 +427,17 @@ def test_muon_equals_its_formula(
             ahead = momentum * average[name] + (1 - momentum) * gradient
             rows, columns = weight.shape
             scale = math.sqrt(rows / columns) if rows > columns else 1.0
-            expected[name] = expected[name] * (1 - rate * decay) - rate * scale * by_svd(ahead, steps)
+            update = by_svd(ahead, steps)
+            if beta2:
+                squares[name] = [
+                    beta2 * mean + (1 - beta2) * float(row @ row) / columns
+                    for mean, row in zip(squares[name], update, strict=True)
+                ]
+                norm = float(update.norm())
+                update = torch.stack([row / math.sqrt(mean) for row, mean in zip(update, squares[name], strict=True)])
+                update *= norm / float(update.norm())
+            decays = (update * expected[name] > 0) if cautious else 1.0
+            expected[name] = expected[name] * (1 - rate * decay * decays) - rate * scale * update
     # Each step is off by its rate and scale times what rounding makes of the orthogonal matrix.
     atol = 0.1 * sum(factors) * 1.5**0.5 * off_by(12, unit)
     for name, weight in weights.items():

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, overload
 
 import torch
@@ -19,10 +19,13 @@ from glasshouse import registry
 from glasshouse.config import Settings, require, require_positive
 from glasshouse.device import compute_dtype
 from glasshouse.errors import InputError
+from glasshouse.layers.embedding import Embedding
+from glasshouse.models.heads import UntiedLMHead
 from glasshouse.models.stack import Stack
 from glasshouse.training.distributed.fsdp import is_sharded, local, shard_like, whole_like
 
 NS_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # a, b, c of a x + b x^3 + c x^5, as published: steep at 0, inexact at 1
+MOMENTUM_START = 0.85  # where a warm-up of Muon's momentum begins
 STACKED = 2**26  # elements of one batched product; larger ones gain no speed and cost memory
 
 Named = list[tuple[str, nn.Parameter]]
@@ -78,7 +81,8 @@ class Muon(Optimizer):
     """Orthogonalized momentum for the weight matrices of the blocks; `adamw` for all other parameters.
 
     The update of a matrix is scaled by max(1, rows / columns) ** 0.5, which is `adjust_lr_fn="original"` of
-    `torch.optim.Muon`. Learning rate and weight decay are those of the published example.
+    `torch.optim.Muon`. Learning rate and weight decay are those of the published example. With `beta2` each row of an
+    update is divided by its root mean square over the steps, and the update scaled to the norm it had (NorMuon).
 
     >>> Muon(ns_steps=0)
     Traceback (most recent call last):
@@ -92,11 +96,24 @@ class Muon(Optimizer):
     weight_decay: float = 0.01  # decoupled weight decay of these matrices
     ns_steps: int = 5  # Newton-Schulz iterations
     adamw: AdamW = AdamW()  # the optimizer of all other parameters
+    # [steps] over which the momentum rises from 0.85 to its value
+    momentum_warmup: int = field(default=0, metadata={"omit_default": True})
+    # decay of the mean square of each row of the update; 0: rows are not normalized
+    beta2: float = field(default=0.0, metadata={"omit_default": True})
+    # weight decay only of the weights that the update moves towards zero
+    cautious: bool = field(default=False, metadata={"omit_default": True})
+    # the optimizer of the embeddings; None: adamw
+    embedding: AdamW | None = field(default=None, metadata={"omit_default": True})
+    # the optimizer of the matrix of an untied head; None: adamw
+    head: AdamW | None = field(default=None, metadata={"omit_default": True})
 
     def check(self) -> None:
         require_positive(self, "lr", "ns_steps")
-        _require_fraction(self, "momentum")
+        _require_fraction(self, "momentum", "beta2")
         _require_decay(self)
+        rises = self.momentum_warmup >= 0 and (self.momentum_warmup == 0 or self.momentum >= MOMENTUM_START)
+        rule = f"0 or more, and 0 where momentum is below {MOMENTUM_START}"
+        require(rises, "muon.momentum_warmup", self.momentum_warmup, rule)
 
 
 registry.add(AdamW, Muon)
@@ -132,12 +149,22 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
             return torch.optim.AdamW(_adamw_groups(named, choice))
         case Muon(lr, momentum, weight_decay, ns_steps):
             inside = set(block_matrices(model))
+            embeddings = {one.weight for one in model.modules() if isinstance(one, Embedding)}
+            heads = {one.weight for one in model.modules() if isinstance(one, UntiedLMHead)}
             matrices = [(name, weight) for name, weight in named if weight in inside]
             if not matrices:
                 raise InputError("muon updates the matrices inside the blocks, and none is trainable; choose adamw.")
             group = {"params": matrices, "momentum": momentum, "weight_decay": weight_decay, "ns_steps": ns_steps}
+            group |= {"beta2": choice.beta2, "cautious": choice.cautious}
+            if choice.momentum_warmup:
+                group |= {"peak_momentum": momentum, "momentum_warmup": choice.momentum_warmup}
+            groups = [_with_lr(lr, kind="muon", **group)]
             rest = [(name, weight) for name, weight in named if weight not in inside]
-            return MuonAdamW([_with_lr(lr, kind="muon", **group), *_adamw_groups(rest, choice.adamw)])
+            for special, own in ((embeddings, choice.embedding), (heads, choice.head)):
+                if own is not None:
+                    groups += _adamw_groups([one for one in rest if one[1] in special], own)
+                    rest = [one for one in rest if one[1] not in special]
+            return MuonAdamW([*groups, *_adamw_groups(rest, choice.adamw)])
     raise AssertionError(choice)
 
 
@@ -151,6 +178,25 @@ def set_lr(optimizer: torch.optim.Optimizer, factor: float) -> None:
     """
     for group in optimizer.param_groups:
         group["lr"] = group["initial_lr"] * factor
+
+
+def set_momentum(optimizer: torch.optim.Optimizer, step: int) -> None:
+    """Set the momentum of Muon at a step, counted from 0, where it has a warm-up.
+
+    >>> import glasshouse as gh
+    >>> optimizer = make_optimizer(gh.build(gh.preset("tiny-decoder")), Muon(momentum_warmup=10))
+    >>> for step in (0, 5, 10, 100):
+    ...     set_momentum(optimizer, step)
+    ...     print(round(optimizer.param_groups[0]["momentum"], 3))
+    0.85
+    0.9
+    0.95
+    0.95
+    """
+    for group in optimizer.param_groups:
+        if steps := group.get("momentum_warmup"):
+            rise = min(1.0, step / steps) * (group["peak_momentum"] - MOMENTUM_START)
+            group["momentum"] = MOMENTUM_START + rise
 
 
 def skips_nonfinite(optimizer: torch.optim.Optimizer) -> bool:
@@ -242,17 +288,38 @@ class MuonAdamW(torch.optim.Optimizer):
         updates = updates / torch.linalg.matrix_norm(updates, keepdim=True).clamp(min=1e-7)  # no overflow in float16
         low = updates.dtype if updates.dtype == torch.float64 else compute_dtype(updates.device)
         updates = newton_schulz(updates.to(low), group["ns_steps"]).to(updates.dtype)
+        if group.get("beta2"):
+            updates = self._normalize_rows(group, weights, updates)
 
         rows, columns = weights[0].shape
         decay = group["lr"] * group["weight_decay"]
-        shards = [local(weight) for weight in weights]
-        if self.found_inf is None:
-            torch._foreach_mul_(shards, 1 - decay)
-        else:
-            torch._foreach_mul_(shards, 1 - decay * (1 - self.found_inf))
+        if self.found_inf is not None:
+            decay = decay * (1 - self.found_inf)
             updates = updates * (1 - self.found_inf)
+        shards = [local(weight) for weight in weights]
         own = [shard_like(update, weight) for update, weight in zip(updates, weights, strict=True)]
+        if group.get("cautious"):
+            for shard, update in zip(shards, own, strict=True):
+                shard.mul_(1 - decay * (shard * update > 0))
+        else:
+            torch._foreach_mul_(shards, 1 - decay)
         torch._foreach_add_(shards, own, alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
+
+    def _normalize_rows(self, group: Group, weights: list[Tensor], updates: Tensor) -> Tensor:
+        """Divide each row of updates [N, rows, columns] by its root mean square, and keep the norm of each matrix."""
+        for weight in weights:
+            if "row_mean_square" not in self.state[weight]:
+                self.state[weight]["row_mean_square"] = torch.zeros_like(weight[:, :1])
+        means = [self.state[weight]["row_mean_square"] for weight in weights]
+        now = updates.square().mean(-1, keepdim=True)
+        own = [shard_like(one, mean) for one, mean in zip(now, means, strict=True)]
+        if self.found_inf is not None:
+            own = [torch.where(self.found_inf > 0, local(mean), one) for one, mean in zip(own, means, strict=True)]
+        torch._foreach_lerp_([local(mean) for mean in means], own, 1 - group["beta2"])
+        scales = torch.stack([whole_like(local(mean), mean) for mean in means]).clamp(min=1e-10).sqrt()
+        norms = torch.linalg.matrix_norm(updates, keepdim=True)
+        updates = updates / scales
+        return updates * (norms / torch.linalg.matrix_norm(updates, keepdim=True).clamp(min=1e-7))
 
     def _adamw(self, group: Group, weights: list[Tensor]) -> None:
         """Update parameters as `torch.optim.AdamW` does, with the same state."""

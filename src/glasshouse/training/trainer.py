@@ -41,7 +41,7 @@ from glasshouse.training.logging.journal import Journal
 from glasshouse.training.logging.progress import ProgressReporter, Throughput
 from glasshouse.training.logging.trackers import Trackers
 from glasshouse.training.nonfinite import first_located, locate_in_micro_batches
-from glasshouse.training.optimizer import set_lr
+from glasshouse.training.optimizer import set_lr, set_momentum
 from glasshouse.training.run import Run
 from glasshouse.training.schedule import Schedule
 from glasshouse.training.setup.custom import AnyDatasets
@@ -172,6 +172,7 @@ class Trainer:
         n_targets = self._agree(batch)
         step = self.state.step + (1 if self._ahead is None else 2)
         set_lr(self.train_step.optimizer, self.schedule.factor(step - 1, self.steps))
+        set_momentum(self.train_step.optimizer, step - 1)
         self.processes.seed_step(self.run.train.seed, step - 1)
         try:
             future = self._launch(batch, n_targets)

@@ -79,8 +79,8 @@ def save(checkpoints: Checkpoints, step: int, model: Any, update: TrainStep, **m
     checkpoints.save(step, folder_writer(copy.deepcopy(model), None), snapshot, **more)
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("choice", [PLAIN, Muon()], ids=["adamw", "muon"])
+@pytest.mark.few(3)
+@pytest.mark.parametrize("choice", [PLAIN, Muon(), Muon(beta2=0.9, cautious=True)], ids=["adamw", "muon", "normuon"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_resumed_equals_uninterrupted(kind: str, choice: Optimizer, tmp_path: Path) -> None:
     torch.manual_seed(1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import replace
-from itertools import product
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import glasshouse as gh
 from glasshouse.errors import ConfigError
 from glasshouse.training.distributed.fsdp import copy_whole_, parallelize, whole
 from glasshouse.training.distributed.processes import Parallel, Processes, join_processes
-from glasshouse.training.optimizer import Muon, make_optimizer
+from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
 
 MODELS = ("decoder", "seq2seq", "encoder")
 # `make test` has time for a few of the cases; `make distributed` runs the product of all choices.
@@ -111,15 +111,18 @@ def _gradient(name: str, weight: Tensor) -> Tensor:
     return torch.randn(weight.shape, generator=torch.Generator().manual_seed(len(name)))
 
 
-def _initial_and_updated(group: Processes, tensor: int) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+CHOICES = Muon(), Muon(beta2=0.9, cautious=True, embedding=AdamW(lr=0.01))
+
+
+def _initial_and_updated(group: Processes, tensor: int, choice: Muon) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """Return the initial weights of a model, and those after two steps of Muon by given gradients."""
     torch.manual_seed(3)
     s = gh.preset("tiny-decoder", vocab_size=VOCABULARY, init="depth_scaled")
     model = gh.build(s, device="meta" if group.is_parallel else "cpu")
     if group.is_parallel:
-        choice = Parallel(kind="shard", tensor=tensor)
-        parallelize(model, choice, group, torch.device("cpu"), torch.float32)
-    optimizer = make_optimizer(model, Muon())
+        layout = Parallel(kind="shard", tensor=tensor)
+        parallelize(model, layout, group, torch.device("cpu"), torch.float32)
+    optimizer = make_optimizer(model, choice)
     initial = {name: whole(weight.detach()).clone() for name, weight in model.named_parameters()}
     for _ in range(2):
         for name, weight in model.named_parameters():
@@ -133,18 +136,18 @@ def _work(rank: int, world_size: int) -> object:
     found = []
     for tensor in (1, 2):
         with join_processes(Parallel(kind="shard", tensor=tensor), torch.device("cpu")) as (group, _):
-            found.append(_initial_and_updated(group, tensor))
+            found.append([_initial_and_updated(group, tensor, choice) for choice in CHOICES])
     return found
 
 
 def test_initial_weights_and_muon_are_bit_equal_to_one_process(tmp_path: Path) -> None:
-    expected = _initial_and_updated(Processes(), 1)
+    expected = [_initial_and_updated(Processes(), 1, choice) for choice in CHOICES]
     for found in in_processes(tmp_path, 2, _work)[0]:
-        for ours, its in zip(expected, found, strict=True):
+        for ours, its in zip(chain(*expected), chain(*found), strict=True):
             assert ours.keys() == its.keys()
             for name, weight in ours.items():
                 assert torch.equal(weight, its[name]), name
-    assert not torch.equal(expected[0]["head.weight"], expected[1]["head.weight"])
+    assert not torch.equal(expected[0][0]["head.weight"], expected[0][1]["head.weight"])
 
 
 def _count_reductions(rank: int, world_size: int) -> list[int]:
