@@ -41,7 +41,9 @@ feedforwards = st.one_of(
     st.just(spec.SwiGLU()),
     st.builds(spec.GeGLU, tanh=st.booleans()),
 )
-inits = st.sampled_from([spec.Normal(), spec.Xavier(), spec.DepthScaled(), spec.ZeroOutput(0.1)])
+inits = st.sampled_from(
+    [spec.Normal(), spec.Xavier(), spec.DepthScaled(), spec.ZeroOutput(0.1), spec.FanIn(0.1, 0.1)]
+)
 poolings = st.sampled_from(["first", "mean", "last"])
 next_token = st.builds(spec.NextToken, tied=st.booleans(), bias=st.booleans())
 heads = st.one_of(

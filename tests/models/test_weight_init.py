@@ -60,6 +60,19 @@ def test_zero_output_makes_every_block_the_identity() -> None:
     assert torch.equal(model.stack(model.token_embedding(ids), make_layout(ids)), model.stack.norm(expected))
 
 
+def test_fan_in_depends_on_the_inputs_of_each_matrix() -> None:
+    torch.manual_seed(0)
+    head = {"kind": "next_token", "tied": False}
+    model = gh.build(gh.preset("gpt2", init=spec.FanIn(0.7, 0.003), **SIZE, head=head))
+    block = model.stack.blocks[1]
+    for weight in (block.attention.layer.value.weight, block.feedforward.layer.up.weight):
+        assert spread(weight) == near(128**-0.5)
+    assert spread(model.token_embedding.table.weight) == near(0.7)
+    assert spread(model.head.weight) == near(0.003)
+    for weight in (block.attention.layer.out.weight, block.feedforward.layer.down.weight):
+        assert not weight.any()
+
+
 def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
     model = make(spec.Xavier(), "llama-small")
     attention = model.stack.blocks[0].attention.layer

@@ -68,25 +68,12 @@ def init_weights(
 
     Linear layers and embeddings are initialized by the spec's scheme, norms to 1, biases to 0.
     """
-    xavier = isinstance(s.init, spec.Xavier)
-    std = getattr(s.init, "std", s.d_model**-0.5)
     drawn = set()
-
-    def draw(weight: Tensor, *, uniform: bool = False) -> None:
-        if not needs_values(weight):
-            return
-        drawn.add(weight)
-        if uniform:
-            nn.init.xavier_uniform_(weight)
-        else:
-            nn.init.normal_(weight, std=std)
-
     for module in model.modules():
         match module:
-            case Linear():
-                draw(module.weight, uniform=xavier)
-            case Embedding() | UntiedLMHead():
-                draw(module.weight)
+            case Linear() | Embedding() | UntiedLMHead() if needs_values(module.weight):
+                drawn.add(module.weight)
+                _draw(module, s)
             case Norm():
                 for name, weight in module.named_parameters():
                     if not name.endswith("bias") and needs_values(weight):
@@ -107,8 +94,21 @@ def init_weights(
                 match s.init:
                     case spec.DepthScaled():
                         projection.div_(len(weights) ** 0.5)
-                    case spec.ZeroOutput():
+                    case spec.ZeroOutput() | spec.FanIn():
                         projection.zero_()
+
+
+def _draw(module: Linear | Embedding | UntiedLMHead, s: spec.TransformerSpec) -> None:
+    """Draw the weight of a module by the spec's scheme."""
+    match s.init, module:
+        case spec.Xavier(), Linear():
+            nn.init.xavier_uniform_(module.weight)
+        case spec.FanIn(), Linear():
+            nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        case spec.FanIn(embedding_std, head_std), _:
+            nn.init.normal_(module.weight, std=head_std if isinstance(module, UntiedLMHead) else embedding_std)
+        case _:
+            nn.init.normal_(module.weight, std=getattr(s.init, "std", s.d_model**-0.5))
 
 
 def residual_projections(stack: Stack) -> list[Tensor]:

@@ -13,7 +13,7 @@ from glasshouse.spec.head import (
     SequenceClassification,
     TokenClassification,
 )
-from glasshouse.spec.init import DepthScaled, Init, Normal, Xavier, ZeroOutput
+from glasshouse.spec.init import DepthScaled, FanIn, Init, Normal, Xavier, ZeroOutput
 from glasshouse.spec.model import DecoderSpec, EncoderSpec, NormPlacement, Seq2SeqSpec, Spec, TransformerSpec
 from glasshouse.spec.norm import LayerNorm, Norm, RMSNorm
 from glasshouse.spec.parameter_count import count_by_arithmetic
@@ -37,6 +37,7 @@ __all__ = [
     "DecoderSpec",
     "DepthScaled",
     "EncoderSpec",
+    "FanIn",
     "FeedForward",
     "GeGLU",
     "Gelu",

@@ -48,4 +48,19 @@ class ZeroOutput(Settings):
         require_positive(self, "std")
 
 
-Init = Normal | Xavier | DepthScaled | ZeroOutput
+@dataclass(frozen=True)
+class FanIn(Settings):
+    """Normal distribution of standard deviation 1 / sqrt(inputs) for linear layers, residual projections at zero.
+
+    For Muon: embeddings are large, best with `embed_norm`, and the logits of an untied head begin near zero.
+    """
+
+    kind: ClassVar[str] = "fan_in"
+    embedding_std: float = 1.0  # standard deviation of embeddings
+    head_std: float = 0.001  # standard deviation of the matrix of an untied head
+
+    def check(self) -> None:
+        require_positive(self, "embedding_std", "head_std")
+
+
+Init = Normal | Xavier | DepthScaled | ZeroOutput | FanIn

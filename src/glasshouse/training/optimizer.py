@@ -36,9 +36,9 @@ Group = dict[str, Any]
 
 
 def _require_fraction(choice: Settings, *fields: str) -> None:
-    for field in fields:
-        value = getattr(choice, field)
-        require(0 <= value < 1, f"{choice.kind}.{field}", value, "at least 0 and below 1")
+    for name in fields:
+        value = getattr(choice, name)
+        require(0 <= value < 1, f"{choice.kind}.{name}", value, "at least 0 and below 1")
 
 
 def _require_decay(choice: AdamW | Muon) -> None:
