@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -13,7 +15,7 @@ from torch import Tensor
 import glasshouse as gh
 from glasshouse.generation import SamplingParams
 from glasshouse.generation.engine import engine, model_runner
-from glasshouse.generation.engine.prefill import NewPrompt, group_by_length
+from glasshouse.generation.engine.prefill import NewPrompt, for_any_shape, group_by_length
 
 KINDS: dict[str, dict[str, Any]] = {
     "rotary": {"position": {"kind": "rotary"}, "n_kv_heads": 2},
@@ -206,3 +208,28 @@ def test_the_default_chunk_is_larger_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -
         many.submit(prompt, max_new_tokens=1)
     many.step()
     assert shapes == [(8, 59), (8, 1)]
+
+
+def test_the_choice_of_attention_kernels_ends_with_the_pass() -> None:
+    """It is torch's for all threads: of two that overlap, the second would restore what the first had chosen."""
+    entered, second_entered, first_left = (threading.Event() for _ in range(3))
+
+    def first() -> None:
+        with for_any_shape(torch.device("cuda")):
+            entered.set()
+            second_entered.wait(0.2)
+        first_left.set()
+
+    def second() -> None:
+        assert entered.wait(10)
+        with for_any_shape(torch.device("cuda")), for_any_shape(torch.device("cuda")):
+            second_entered.set()
+            assert first_left.wait(10)
+            assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    with ThreadPoolExecutor(2) as pool:
+        for done in (pool.submit(first), pool.submit(second)):
+            done.result()
+    assert before
+    assert torch.backends.cuda.cudnn_sdp_enabled()

@@ -9,7 +9,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn.attention import sdpa_kernel
 
 from glasshouse.errors import InputError
 from glasshouse.generation.engine.cpu_graphs import CpuGraphs
@@ -21,7 +20,7 @@ from glasshouse.generation.engine.inference_model import (
     prepare_for_inference,
     use_kernels,
 )
-from glasshouse.generation.engine.prefill import FOR_ANY_SHAPE, NewPrompt, Prefill
+from glasshouse.generation.engine.prefill import NewPrompt, Prefill, for_any_shape
 from glasshouse.generation.engine.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.engine.slots import Move, SequenceState
 from glasshouse.generation.engine.step import DecodeOutput, PrefillChunk, SampledTokens, ScheduledStep, StepOutput
@@ -184,7 +183,7 @@ class ModelRunner:
             chunk = new[group[0].slot]
             with self._recording([(chunk.seq, chunk.start)], len(group[0].ids)):
                 ids, lengths, slots = self._prefill.stack(group)
-                with sdpa_kernel(FOR_ANY_SHAPE):
+                with for_any_shape(ids.device):
                     self.model.encode_source(ids, self.cache, lengths=lengths, rows=slots[:, 0])
 
     def _start_decoding(self, chunks: Sequence[PrefillChunk]) -> None:

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -19,9 +22,19 @@ PASS_TOKENS, PASS_TOKENS_CUDA = 16, 256
 # graph for each prompt, which takes as long as GRAPH_TOKENS at least.
 LAUNCH_TOKENS, GRAPH_TOKENS = 2048, 400
 
-# Not cuDNN, which torch prefers: for each new shape it builds a plan, which takes longer than the pass.
 FOR_ANY_SHAPE = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+_choosing = threading.RLock()  # the choice of kernels is torch's, for all threads: two would restore each other's
 Forward = Callable[..., Tensor]  # that of the model runner
+
+
+@contextmanager
+def for_any_shape(device: torch.device) -> Iterator[None]:
+    """Attend without cuDNN, which torch prefers on a GPU: for a new shape its plan takes longer than the pass."""
+    if device.type == "cuda":
+        with _choosing, sdpa_kernel(FOR_ANY_SHAPE):
+            yield
+    else:
+        yield
 
 
 class NewPrompt(NamedTuple):
@@ -77,7 +90,7 @@ class Prefill:
 
     def _run_batch(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
         ids, lengths, slots = self.stack(prompts)
-        with sdpa_kernel(FOR_ANY_SHAPE):
+        with for_any_shape(ids.device):
             forward(ids, PackedPrefill(self._cache, slots), lengths=lengths, logits_to_keep=self._no_logits)
 
     def stack(self, prompts: Sequence[NewPrompt]) -> tuple[Tensor, Tensor | None, Tensor]:
