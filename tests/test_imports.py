@@ -18,7 +18,7 @@ LAYERS = [
     ["layers", "text"],
     ["models"],
     ["data", "hub", "inspection", "embeddings"],
-    ["objectives", "classification"],
+    ["objectives", "classification", "activation_store"],
     ["generation"],
     ["evaluation"],
     ["training"],

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from glasshouse import store as store
     from glasshouse import text as text
     from glasshouse import training as training
+    from glasshouse.activation_store import activations as activations
     from glasshouse.classification import classify as classify
     from glasshouse.embeddings import embed as embed
     from glasshouse.errors import ConfigError as ConfigError
@@ -81,6 +82,7 @@ _EXPORTS = {
     "StoreError": "errors",
     "Tokenizer": "text",
     "ablate_head": "inspection",
+    "activations": "activation_store",
     "attribute": "inspection",
     "build": "models",
     "classify": "classification",
