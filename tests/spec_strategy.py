@@ -25,6 +25,7 @@ positions = st.one_of(
                 spec.YarnScaling(4.0, 16, beta_fast=16.0, beta_slow=2.0, attention_factor=1.5),
             ]
         ),
+        fraction=st.sampled_from([1.0, 0.7]),  # of heads of 4 or 6, where it rotates 2 or 4
     ),
     st.builds(spec.Relative, n_buckets=st.sampled_from([4, 8]), max_distance=st.sampled_from([6, 20])),
     st.just(spec.Alibi()),
@@ -59,7 +60,10 @@ heads = st.one_of(
 @st.composite
 def specs(draw: st.DrawFn) -> spec.Spec:
     """Draw a valid spec of any of the three kinds."""
+    kind = draw(st.sampled_from(["decoder", "encoder", "seq2seq"]))
+    placements = ["pre", "post", "sandwich", "output"]
     n_heads = draw(st.sampled_from([1, 2, 3, 4]))
+    qk_norm = draw(st.booleans())
     fields = {
         "vocab_size": VOCABULARY,
         "d_model": n_heads * draw(st.sampled_from([4, 6])),
@@ -71,7 +75,7 @@ def specs(draw: st.DrawFn) -> spec.Spec:
         "max_len": 16,
         "position": draw(positions),
         "norm": draw(norms),
-        "norm_placement": draw(st.sampled_from(["pre", "post", "sandwich"])),
+        "norm_placement": draw(st.sampled_from(placements if kind == "seq2seq" else [*placements, "parallel"])),
         "final_norm": draw(st.booleans()),
         "feedforward": draw(feedforwards),
         "embed_norm": draw(st.booleans()),
@@ -80,7 +84,8 @@ def specs(draw: st.DrawFn) -> spec.Spec:
         "qkv_bias": draw(st.booleans()),
         "out_bias": draw(st.booleans()),
         "ffn_bias": draw(st.booleans()),
-        "qk_norm": draw(st.booleans()),
+        "qk_norm": qk_norm,
+        "qk_norm_over": draw(st.sampled_from(["head", "projection"])) if qk_norm else "head",
         "attention_scale": draw(st.sampled_from([None, 1.0])),
         "attention_softcap": draw(st.sampled_from([None, 5.0])),
         "windows": draw(st.sampled_from([(0,), (3,), (2, 0)])),
@@ -92,7 +97,7 @@ def specs(draw: st.DrawFn) -> spec.Spec:
         "end_ids": draw(st.sampled_from([(), (2,), (2, 3)])),
         "pad_id": draw(st.sampled_from([None, 0])),
     }
-    match draw(st.sampled_from(["decoder", "encoder", "seq2seq"])):
+    match kind:
         case "decoder":
             sees_more_than_itself = heads.filter(lambda head: getattr(head, "pooling", None) != "first")
             return spec.DecoderSpec(**fields, head=draw(sees_more_than_itself))

@@ -15,12 +15,12 @@ class GlasshouseError(ValueError):
     truncated.
 
     >>> print(GlasshouseError("a key is \x1b[31mred, and " + "long" * 100))
-    a key is \x1b[31mred, and longlonglonglonglonglonglonglonglonglonglonglonglonglonglonglong...
+    a key is \x1b[31mred, and longlonglonglonglonglonglonglonglonglong...
     """
 
     def __init__(self, message: str) -> None:
         printable = "".join(c if c.isprintable() else repr(c)[1:-1] for c in message)
-        super().__init__(re.sub(r"\S{300,}", lambda long: f"{long[0][:64]}...", printable)[:2000])
+        super().__init__(re.sub(r"\S{300,}", lambda long: f"{long[0][:40]}...", printable)[:2000])
 
 
 class ConfigError(GlasshouseError):

@@ -26,12 +26,15 @@ SPEC = _by_name(
         ),
         "vocab_size": "n_vocab d_vocab padded_vocab_size",
         "feedforward": "act_fn activation activation_function hidden_act",
-        "norm_placement, one of pre, post and sandwich": "norm_first pre_norm norm_order",
+        "norm_placement, one of pre, post, sandwich, output and parallel": (
+            "norm_first pre_norm norm_order parallel_attn use_parallel_residual"
+        ),
         "norm": "norm_type normalization normalization_type",
         "norm.eps": "layer_norm_eps layer_norm_epsilon norm_eps rms_norm_eps",
         "position": "position_embedding_type pos_emb positional_encoding",
         "position.theta": "rope_theta rope_base rotary_base",
         "position.scaling": "rope_scaling",
+        "position.fraction": "partial_rotary_factor rotary_pct rotary_percent",
         "head.tied": "tie_embeddings tie_weights tie_word_embeddings weight_tying",
         "qkv_bias, with out_bias and ffn_bias as well": "bias use_bias",
         "qkv_bias": "attention_bias add_bias_kv",

@@ -38,6 +38,8 @@ def transformers_choices(name: str) -> tuple[int, str, str]:
     named = {name.rpartition(".")[2]: one for name, one in model.named_modules()}
     if "c_attn" in named:  # of GPT-2, with queries and values
         width = named["c_attn"].nf // 3
+    elif "query_key_value" in named:  # of GPT-NeoX, likewise
+        width = named["query_key_value"].out_features // 3
     else:
         width = next(named[one].out_features for one in ("k_proj", "k_lin", "key", "k") if one in named)
     kinds = {"RotaryEmbedding": "rotary", "relative_attention_bias": "relative", "Sinusoidal": "sinusoidal"}

@@ -61,7 +61,8 @@ SUMMED = NEW ** (
     1 - min(search.length_penalty for search in SEARCH_SETTINGS)
 )  # how much more a score may be off: about 8 times
 
-ONE_OF_EACH = ["gpt2", "llama-llama3", "mistral-window", "qwen2-windows", "qwen3", "t5", "marian", "bart"]
+ONE_OF_EACH = ["gpt2", "llama-llama3", "mistral-window", "qwen2-windows", "qwen3", "gpt_neox", "olmo2"]
+ONE_OF_EACH += ["t5", "marian", "bart"]
 GENERATING = [name for name in CASES if "bert" not in name and "bare" not in name]
 PAIRS = [
     *(pytest.param((name, torch.float64, 20), id=name) for name in ONE_OF_EACH),

@@ -33,6 +33,7 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+OLMO2 = {**LLAMA, "eos_token_id": 2}
 BERT = {
     "vocab_size": 61,
     "hidden_size": 40,
@@ -63,6 +64,16 @@ BART = {
 }
 MARIAN = {**BART, "pad_token_id": 60, "decoder_start_token_id": 60, "activation_function": "swish"}
 DISTIL = {"vocab_size": 61, "dim": 40, "hidden_dim": 56, "n_layers": 3, "n_heads": 5, "max_position_embeddings": 48}
+
+NEOX = {
+    "vocab_size": 61,
+    "hidden_size": 48,
+    "intermediate_size": 72,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 3,
+    "max_position_embeddings": 64,
+    "eos_token_id": 0,
+}
 
 LLAMA3 = {
     "rope_type": "llama3",
@@ -142,6 +153,32 @@ CASES = {
         ),
         drops=True,
     ),
+    "olmo2": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2), drops=True),
+    "olmo2-all-heads-biased-tied": Case(
+        hf.Olmo2ForCausalLM,
+        of(hf.Olmo2Config, OLMO2, num_key_value_heads=6, attention_bias=True, tie_word_embeddings=True),
+        drops=True,
+    ),
+    "olmo2-yarn": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2, rope_parameters=YARN), drops=True),
+    "olmo2-bare": Case(hf.Olmo2Model, of(hf.Olmo2Config, OLMO2), drops=True),
+    "gpt_neox": Case(hf.GPTNeoXForCausalLM, of(hf.GPTNeoXConfig, NEOX), drops=True),
+    "gpt_neox-in-turn": Case(
+        hf.GPTNeoXForCausalLM,
+        of(hf.GPTNeoXConfig, NEOX, use_parallel_residual=False, hidden_act="gelu_fast", tie_word_embeddings=True),
+        drops=True,
+    ),
+    "gpt_neox-old-names": Case(
+        hf.GPTNeoXForCausalLM,
+        of(hf.GPTNeoXConfig, NEOX, rotary_pct=0.5, rotary_emb_base=500.0, attention_bias=False),
+        drops=True,
+    ),
+    "gpt_neox-whole-heads": Case(hf.GPTNeoXForCausalLM, of(hf.GPTNeoXConfig, NEOX, rotary_pct=1.0), drops=True),
+    "gpt_neox-yarn": Case(
+        hf.GPTNeoXForCausalLM,
+        of(hf.GPTNeoXConfig, NEOX, rope_parameters={**YARN, "partial_rotary_factor": 0.25}),
+        drops=True,
+    ),
+    "gpt_neox-bare": Case(hf.GPTNeoXModel, of(hf.GPTNeoXConfig, NEOX), drops=True),
     "bert-masked": Case(hf.BertForMaskedLM, of(hf.BertConfig, BERT)),
     "bert-masked-untied-relu": Case(
         hf.BertForMaskedLM, of(hf.BertConfig, BERT, hidden_act="relu", type_vocab_size=3, tie_word_embeddings=False)
@@ -187,7 +224,7 @@ CASES = {
 
 # One of each family first.
 FAMILIES = ["gpt2", "llama", "mistral-window", "qwen2", "qwen3", "bert-masked", "roberta-masked"]
-FAMILIES += ["distilbert-masked", "t5", "marian", "bart"]
+FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2"]
 EACH_FAMILY = first_of([*FAMILIES, *(name for name in CASES if name not in FAMILIES)], len(FAMILIES))
 
 

@@ -28,6 +28,8 @@ GPT2, T5, MARIAN, LLAMA = (CONFIGS[name] for name in ("gpt2", "t5-small", "opus-
         ("Mistral-7B-v0.1", "lm_head.weight", 7_241_732_096),
         ("Qwen2.5-0.5B", "", 494_032_768),
         ("Qwen3-0.6B", "", 596_049_920),
+        ("pythia-70m", "embed_out.weight", 70_426_624),
+        ("OLMo-2-0425-1B", "lm_head.weight", 1_484_916_736),
     ],
 )
 def test_published_configs_give_models_of_the_published_size(name: str, held: str, parameters: int) -> None:
@@ -35,6 +37,27 @@ def test_published_configs_give_models_of_the_published_size(name: str, held: st
     names = [held, *map(str, range(40))]  # as many tensors as layers, at least
     spec = hub.FAMILIES[table["model_type"]].spec_from_config(table, names)
     assert gh.count_parameters(spec) == parameters
+
+
+@pytest.mark.parametrize(
+    ("name", "held", "sizes", "parameters"),
+    [
+        ("pythia-70m", "embed_out.weight", (768, 12, 12, 3072), 162_322_944),
+        ("pythia-70m", "embed_out.weight", (1024, 24, 16, 4096), 405_334_016),
+        ("pythia-70m", "embed_out.weight", (2048, 16, 8, 8192), 1_011_781_632),
+        ("OLMo-2-0425-1B", "lm_head.weight", (4096, 32, 32, 11_008), 7_298_617_344),
+    ],
+    ids=["pythia-160m", "pythia-410m", "pythia-1b", "OLMo-2-7B"],
+)
+def test_other_sizes_of_a_family(name: str, held: str, sizes: tuple[int, ...], parameters: int) -> None:
+    keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")
+    table = CONFIGS[name] | dict(zip(keys, sizes, strict=True))
+    if "num_key_value_heads" in table:
+        table["num_key_value_heads"] = table["num_attention_heads"]
+    names = [held, *map(str, range(40))]
+    spec = hub.FAMILIES[table["model_type"]].spec_from_config(table, names)
+    assert gh.count_parameters(spec) == parameters
+    assert sum(one.numel() for one in gh.build(spec, device="meta").parameters()) == parameters
 
 
 def test_a_marian_config_is_read() -> None:

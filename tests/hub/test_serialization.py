@@ -519,3 +519,22 @@ def test_defaults_are_those_of_transformers(family: hub.family.Family) -> None:
     for mapping in family.key_mappings:
         if not (mapping.spec_field in zero and mapping.default == 0) and mapping.hf_key != "n_positions":
             assert getattr(config, mapping.hf_key) == mapping.default, mapping.hf_key
+
+
+def test_files_of_other_versions_of_gpt_neox(tmp_path: Path) -> None:
+    """Old ones have masks and frequencies, too; the head is embed_out in files, and lm_head in transformers 5."""
+    make("gpt_neox").save_pretrained(tmp_path / "model")
+    before, _ = gh.load(tmp_path / "model")
+    path = tmp_path / "model" / "model.safetensors"
+    tensors = load_file(path)
+    tensors["lm_head.weight"] = tensors.pop("embed_out.weight")
+    for name, extra in (
+        ("bias", torch.ones(1, 1, 4, 4)),
+        ("masked_bias", torch.ones(())),
+        ("rotary_emb.inv_freq", 0),
+    ):
+        tensors[f"gpt_neox.layers.0.attention.{name}"] = torch.as_tensor(extra)
+    save_file(tensors, path)
+    after, _ = gh.load(tmp_path / "model")
+    assert after.spec == before.spec
+    assert same_weights(before, after)

@@ -146,6 +146,33 @@ WINDOWS = {
     "window-layers-10^9": (config(num_hidden_layers=10**9, layer_types=None), "1000000000 layers"),
     "window-layers-negative": (config(layer_types=None, max_window_layers=-(10**15)), "max_window_layers"),
 }
+NEOX = {
+    "neox-fraction-string": (config(rotary_pct="0.5"), "rotary_pct = '0.5'.*number"),
+    "neox-fraction-string-of-new": (rope(partial_rotary_factor="0.5"), "partial_rotary_factor = '0.5'.*number"),
+    "neox-fraction-zero": (rope(partial_rotary_factor=0), "fraction is 0"),
+    "neox-fraction-negative": (rope(partial_rotary_factor=-0.5), "fraction is -0.5"),
+    "neox-fraction-above-1": (rope(partial_rotary_factor=2), "fraction is 2"),
+    "neox-fraction-nan": (rope(partial_rotary_factor=float("nan")), "fraction is nan"),
+    "neox-fraction-beyond-floats": (rope(partial_rotary_factor=ENDLESS), "partial_rotary_factor|digits"),
+    "neox-fraction-of-one-coordinate": (rope(partial_rotary_factor=0.25), "fraction is 0.25.*even"),
+    "neox-theta-string": (config(rotary_emb_base="1e4"), "rotary_emb_base = '1e4'.*number"),
+    "neox-two-bases": (config(rope_theta=5.0, rotary_emb_base=7.0), "rope_theta = 5.0 and rotary_emb_base = 7.0"),
+    "neox-parallel-number": (config(use_parallel_residual=1), "use_parallel_residual = 1.*true or false"),
+    "neox-bias-string": (config(attention_bias="yes"), "attention_bias = 'yes'.*true or false"),
+    "neox-heads-that-do-not-divide": (config(num_attention_heads=3), "d_model is 16"),
+    "neox-heads-zero": (config(num_attention_heads=0), "n_heads is 0"),
+    "neox-layers-10^9": (config(num_hidden_layers=10**9), "1000000000 layers"),
+    "neox-grouped-heads": (config(num_key_value_heads=2), "num_key_value_heads = 2.*unknown"),
+}
+OLMO2 = {
+    "olmo2-width-of-heads": (config(head_dim=8), "head_dim = 8.*unknown"),
+    "olmo2-grouped-heads-that-do-not-divide": (config(num_key_value_heads=3), "n_kv_heads is 3"),
+    "olmo2-partial-rotation": (rope(partial_rotary_factor=0.5), "partial_rotary_factor = 0.5"),
+    "olmo2-bias-string": (config(attention_bias="yes"), "attention_bias = 'yes'.*true or false"),
+    "olmo2-windows": (config(sliding_window=5), "sliding_window = 5.*unknown"),
+    "olmo2-mlp-bias": (config(mlp_bias=True), "mlp_bias = True.*unknown"),
+    "olmo2-layers-10^9": (config(num_hidden_layers=10**9), "1000000000 layers"),
+}
 LABELS = {
     "labels-list": (config(id2label=["a", "b", "c"]), "id2label"),
     "labels-numbers": (config(id2label={"0": 0, "1": 1}), "id2label"),
@@ -182,6 +209,8 @@ CASES = {
     **{f"config-{name}": case for name, case in on("gpt2", EITHER, TOO_LARGE).items()},
     **on("llama", CONFIG, ROPE),
     **on("qwen2", CONFIG, WINDOWS),
+    **on("gpt_neox", CONFIG, NEOX),
+    **on("olmo2", CONFIG, OLMO2),
     **on("bert-labels", CONFIG, LABELS),
     **on("own", CONFIG, OWN),
     **on("ours", CONFIG, OURS),

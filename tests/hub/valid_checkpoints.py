@@ -23,12 +23,20 @@ BART: Table = {
     "init": "normal",
     "head": {"kind": "next_token", "bias": True},
 }
+NEOX: Table = {
+    "position": {"kind": "rotary", "fraction": 0.5},
+    "norm_placement": "parallel",
+    "head": {"kind": "next_token", "tied": False},
+}
+OLMO2: Table = {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}
 SPECS = {
     "gpt2": gh.preset("gpt2", **SMALL),
     "own": gh.preset("gpt2", **SMALL, position="alibi"),
     "llama": gh.preset("llama-small", **LLAMA),
     "mistral": gh.preset("llama-small", **LLAMA, windows=[5]),
     "qwen2": gh.preset("llama-small", **LLAMA, windows=[5, 0], qkv_bias=True),
+    "gpt_neox": gh.preset("gpt2", **SMALL, **NEOX),
+    "olmo2": gh.preset("llama-small", **LLAMA, **OLMO2),
     "bert": gh.preset("tiny-encoder", **SMALL),
     "bert-bare": gh.preset("tiny-encoder", **SMALL, head="none"),
     "bert-labels": gh.preset("tiny-encoder", **SMALL, head={"kind": "sequence_classification", "n_labels": 3}),

@@ -116,7 +116,7 @@ def frozen_norm(norm: nn.Module, x: Tensor) -> Tensor:
 def add_sublayer(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
     """Add the output of a sublayer to the residual stream, by its norm placement."""
     match type(residual).__name__:
-        case "PreNorm":
+        case "PreNorm" | "ParallelNorm":
             return x + added
         case "PostNorm":
             return frozen_norm(residual.norm, x + added)
@@ -164,14 +164,14 @@ def check_sum(split: Attribution, within: float) -> None:
     assert ((parts.sum(0) - split.logit).abs() <= room).all()
 
 
-MODEL_KINDS, NORM_PLACEMENTS = ("decoder", "encoder", "seq2seq"), ("pre", "post", "sandwich")
+MODEL_KINDS, NORM_PLACEMENTS = ("decoder", "encoder", "seq2seq"), ("pre", "post", "sandwich", "output")
 
 
 @pytest.mark.few(2)
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "norm_placement"),
-    first_of([(kind, place) for place in NORM_PLACEMENTS for kind in MODEL_KINDS], 3),
+    first_of([*((kind, place) for place in NORM_PLACEMENTS for kind in MODEL_KINDS), ("decoder", "parallel")], 3),
 )
 def test_contributions_equal_a_reference_and_sum_to_the_logit(kind: str, norm_placement: str) -> None:
     norms = set()
@@ -237,7 +237,7 @@ def test_zero_preactivations_contribute_nothing() -> None:
     check_sum(attribute(model, IDS, token=1), 1e-9)
 
 
-@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("norm_placement", NORM_PLACEMENTS)
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
 def test_neurons_sum_to_their_layer(kind: str, norm_placement: str) -> None:
     model = tiny(kind, n_layers=3, norm_placement=norm_placement)
@@ -307,7 +307,7 @@ def test_only_the_requested_positions_are_recorded(monkeypatch: pytest.MonkeyPat
     assert lengths == {3}
 
 
-@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich", "output", "parallel"])
 def test_lora_is_attributed_with_its_linear_layer(norm_placement: str) -> None:
     model = tiny(norm_placement=norm_placement)
     lora.attach(model, lora.LoRA(rank=2, targets=("*",)))

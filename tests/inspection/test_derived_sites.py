@@ -14,8 +14,9 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.inspection.sites import parts_of, sublayer_of
 from glasshouse.layers import lora
+from glasshouse.layers.attention import merge_heads
 from glasshouse.layers.feedforward import GatedFeedForward
-from glasshouse.layers.residual import PostNorm
+from glasshouse.layers.residual import OutputNorm, ParallelNorm, PostNorm
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
@@ -33,16 +34,19 @@ def test_derived_sites_by_their_definition(s: spec.Spec) -> None:
     )
     for prefix, stack in stacks.items():
         for number, block in enumerate(stack.blocks):
-            stream = seen[f"{prefix}resid_pre.{number}"]
+            stream = block_input = seen[f"{prefix}resid_pre.{number}"]
             names = {"attention": ("", "attn", "resid_mid"), "cross": ("cross_", "cross_attn", "cross_resid_mid")}
             for part in parts_of(block):
                 cross, norm, after = names.get(part, ("", "ffn", "resid_post"))
                 residual, layer = block.get_submodule(part), sublayer_of(block, part)
                 if isinstance(residual, PostNorm):
                     normed = stream + seen[f"{prefix}{norm}_out.{number}"]
+                elif isinstance(residual, OutputNorm):
+                    inner = seen[f"{prefix}{layer.residual_input}.{number}"]
+                    normed = layer.residual_projection(inner if part == "feedforward" else merge_heads(inner))
                 else:
-                    normed = stream
-                    assert_close(seen[f"{prefix}{norm}_norm.{number}"], residual.norm(stream))
+                    normed = block_input if isinstance(residual, ParallelNorm) else stream
+                    assert_close(seen[f"{prefix}{norm}_norm.{number}"], residual.norm(normed))
                 assert_close(seen[f"{prefix}{norm}_norm_scale.{number}"], scale_of(s, normed))
                 if part == "feedforward":
                     check_neurons(layer, {name: seen[f"{prefix}{name}.{number}"] for name in neurons(layer)})
@@ -94,14 +98,15 @@ def test_without_one_heads_result_the_output_is_that_without_the_head() -> None:
 
 
 @pytest.mark.parametrize("norm", [spec.LayerNorm(), spec.RMSNorm()])
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "output", "parallel"])
 def test_a_frozen_scale_makes_the_norm_linear(norm: spec.Norm, placement: str) -> None:
     """With the scale of one input, twice the input gives twice the output: the bias of the norm is zero here."""
     model = small(norm=norm, norm_placement=placement, n_layers=1)
     name = "ffn_norm_scale.0"
     with gh.record(model, name) as seen:
         model(IDS)
-    module = model.stack.blocks[0].feedforward.norm
+    residual = model.stack.blocks[0].feedforward
+    module = residual.norm_out if placement == "output" else residual.norm
     if isinstance(norm, spec.LayerNorm):
         module.bias.data.zero_()
     x = torch.randn(2, 6, 64, dtype=torch.float64)

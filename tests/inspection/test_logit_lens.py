@@ -121,7 +121,7 @@ def test_each_layer_is_the_residual_stream_through_norm_and_head() -> None:
     assert {kind for kind, *_ in seen_kinds} == {"decoder", "encoder", "seq2seq"}
     assert {head for _, head, *_ in seen_kinds} == {"next_token", "masked_token", "token_classification"}
     assert {rest for *_, order, final in seen_kinds for rest in [(order, final)]} == {
-        (order, final) for order in ("pre", "post", "sandwich") for final in (True, False)
+        (order, final) for order in ("pre", "post", "sandwich", "output", "parallel") for final in (True, False)
     }
 
 

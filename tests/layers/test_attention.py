@@ -37,6 +37,15 @@ def test_qk_norm_is_per_head() -> None:
     assert torch.equal(v, parts[2].view(2, 6, -1, attention.d_head).transpose(1, 2))
 
 
+def test_qk_norm_over_all_heads_together() -> None:
+    attention, x, (q, k, _, _) = run_attention(qk_norm=True, qk_norm_over="projection", norm="rms", n_kv_heads=2)
+    for result, project, norm in ((q, attention.query, attention.q_norm), (k, attention.key, attention.k_norm)):
+        part = x @ project.weight.T
+        expected = part / (part.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.norm.weight
+        assert norm.norm.weight.shape == part.shape[-1:]
+        assert (result - expected.view(2, 6, -1, attention.d_head).transpose(1, 2)).abs().max() < 1e-12
+
+
 @pytest.mark.parametrize(("given", "scale"), [(None, 16**-0.5), (1.0, 1.0)])
 def test_attention_scale(given: float | None, scale: float) -> None:
     attention, _, _ = run_attention(attention_scale=given)

@@ -282,7 +282,7 @@ def step_through(model: gh.models.Model, prompt: PagePrompt, **params: int) -> l
 
 @pytest.mark.few(6)
 @every_kind
-@pytest.mark.parametrize("placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("placement", ["pre", "post", "sandwich", "output", "parallel"])
 def test_step_through(names: tuple[str, ...], placement: str) -> None:
     model = make(*names, norm_placement=placement)
     cards = step_through(model, PagePrompt("3 14 15 9 26 5"), position=4, layer=1, head=2)

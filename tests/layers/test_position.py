@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 import pytest
 import torch
@@ -111,6 +112,16 @@ def test_rotary_pairs_are_halves_with_permuted_coordinates() -> None:
     positions = torch.arange(5)[None]
     pairs, halves = (make(spec.Rotary(layout=layout)).rotation(positions, x.dtype) for layout in ("pairs", "halves"))
     assert torch.equal(pairs(x)[..., order], halves(x[..., order]))
+
+
+@pytest.mark.parametrize("layout", ["halves", "pairs"])
+def test_a_fraction_of_each_head_is_rotated_as_a_narrower_head_is(layout: Literal["halves", "pairs"]) -> None:
+    x, positions = torch.randn(2, 3, 4, 16), torch.arange(4)[None].expand(2, 4)
+    partial = make_position(gh.preset("tiny-decoder", position=spec.Rotary(layout=layout, fraction=0.25)), True)
+    narrow = make_position(gh.preset("tiny-decoder", position=spec.Rotary(layout=layout), d_head=4), True)
+    turned = partial.rotation(positions, x.dtype)(x)
+    assert torch.equal(turned[..., :4], narrow.rotation(positions, x.dtype)(x[..., :4]))
+    assert torch.equal(turned[..., 4:], x[..., 4:])
 
 
 def test_rotary_rotates_by_the_angle() -> None:

@@ -23,16 +23,17 @@ CHOICES: dict[str, list[object]] = {
         spec.Learned(offset=2),
         spec.Rotary(scaling=spec.Llama3Scaling(8.0, 1.0, 4.0, 16)),
         spec.Rotary(layout="pairs", scaling=spec.YarnScaling(4.0, 16)),
+        spec.Rotary(fraction=0.5),
         spec.Relative(),
         spec.Alibi(),
     ],
     "feedforward": [spec.Relu(), spec.ReluSquared(), spec.Gelu(), spec.Silu(), spec.SwiGLU(), spec.GeGLU(tanh=True)],
     "norm": [spec.LayerNorm(), spec.RMSNorm()],
-    "norm_placement": ["pre", "post", "sandwich"],
+    "norm_placement": ["pre", "post", "sandwich", "output", "parallel"],
     "n_kv_heads": [1, 2, 4],
     "windows": [(0,), (3, 0)],
     "attention_softcap": [None, 5.0],
-    "qk_norm": [False, True],
+    "qk_norm_over": ["none", "head", "projection"],
     "qkv_bias": [False, True],
     "final_norm": [False, True],
     "embed_norm": [False, True],
@@ -80,6 +81,10 @@ def test_rows_cover_every_pair() -> None:
 
 def make(row: dict[str, object]) -> Decoder | Encoder | Seq2Seq:
     settings = {name: value for name, value in row.items() if name not in ("kind", "tied", "kwargs")}
+    if row["kind"] == "tiny-seq2seq" and row["norm_placement"] == "parallel":
+        settings["norm_placement"] = "pre"  # it has no parallel blocks
+    over = settings.pop("qk_norm_over")
+    settings |= {"qk_norm": over != "none", "qk_norm_over": "projection" if over == "projection" else "head"}
     kind = "masked_token" if row["kind"] == "tiny-encoder" else "next_token"
     head = {"kind": kind, "tied": row["tied"]}
     off = {"dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0}

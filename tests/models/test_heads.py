@@ -97,7 +97,7 @@ def test_the_input_of_the_first_block(embed_norm: bool, embed_scale: bool, segme
     assert (seen[0] - x).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("norm_placement", ["pre", "post", "sandwich", "output", "parallel"])
 @pytest.mark.parametrize("final_norm", [True, False])
 def test_the_final_norm_is_optional_with_any_norm_placement(norm_placement: str, final_norm: bool) -> None:
     model = make("tiny-decoder", norm_placement=norm_placement, final_norm=final_norm)

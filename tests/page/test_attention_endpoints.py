@@ -31,6 +31,8 @@ SPECS: dict[str, tuple[str, dict[str, Any]]] = {
         {"position": "alibi", "n_kv_heads": 1, "attention_softcap": 2.0},
     ),
     "sandwich": ("tiny-decoder", {"norm_placement": "sandwich"}),
+    "parallel": ("tiny-decoder", {"position": {"kind": "rotary", "fraction": 0.5}, "norm_placement": "parallel"}),
+    "output": ("tiny-decoder", {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}),
     "encoder, sinusoidal, norm after": ("tiny-encoder", {"position": "sinusoidal", "norm_placement": "post"}),
     "encoder, relative": ("tiny-encoder", {"position": "relative"}),
     "pair, relative": ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 2}),

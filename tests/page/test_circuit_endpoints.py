@@ -28,8 +28,16 @@ from glasshouse.page.forward_pass import ForwardPass, PagePrompt
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.views import circuit as view
 
-PRE = [(kind, choices | {"norm_placement": "pre"}) for kind, choices in SPECS if "norm_placement" not in choices]
-OTHERS = [one for one in SPECS if "norm_placement" in one[1] or one[0] != "tiny-decoder"]
+PRE = [
+    (kind, {"norm_placement": "pre"} | choices)
+    for kind, choices in SPECS
+    if choices.get("norm_placement", "parallel") == "parallel"
+]
+OTHERS = [
+    (kind, choices)
+    for kind, choices in SPECS
+    if choices.get("norm_placement", "parallel" if kind == "tiny-decoder" else "") != "parallel"
+]
 AT = 1  # the token at which the prediction is read, before the last
 
 

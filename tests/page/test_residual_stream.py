@@ -33,6 +33,8 @@ SPECS: list[tuple[str, JsonDict]] = [
     ("tiny-encoder", {"position": "relative", "head": {"kind": "masked_token", "transform": False}}),
     ("tiny-seq2seq", {}),
     ("tiny-seq2seq", {"position": "relative", "n_kv_heads": 1}),
+    ("tiny-decoder", {"position": {"kind": "rotary", "fraction": 0.5}, "norm_placement": "parallel"}),
+    ("tiny-decoder", {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}),
 ]
 FORWARD_PASS = ForwardPass(PagePrompt("3 1 4 1 5 9 2 6", appended=(7, 3)))
 EDITED = ForwardPass(FORWARD_PASS.prompt, edits=(Scale("z.1[head=1]", 0.0), Scale("ffn_out.0", 0.5)))

@@ -101,7 +101,7 @@ class Reference:
         return y if bias is None else y + bias
 
     def turned(self, x: Tensor, place: int) -> Tensor:
-        y, d = x.clone(), len(x)
+        y, d = x.clone(), int(len(x) * self.s.position.fraction)
         for i in range(d // 2):
             a, b = (2 * i, 2 * i + 1) if self.s.position.layout == "pairs" else (i, i + d // 2)
             angle = place * self.s.position.theta ** (-2 * i / d)
@@ -153,12 +153,17 @@ class Reference:
         s, own = self.s, part == "attention"
         shared = head // (s.n_heads // s.n_kv_heads)
         rows = slice(head * s.d_head, (head + 1) * s.d_head), slice(shared * s.d_head, (shared + 1) * s.d_head)
-        q = self.linear(f"{name}.layer.query", given[query])[rows[0]]
-        k = [self.linear(f"{name}.layer.key", x)[rows[1]] for x in read]
+        queries = self.linear(f"{name}.layer.query", given[query])
+        keys = [self.linear(f"{name}.layer.key", x) for x in read]
+        q, k = queries[rows[0]], [x[rows[1]] for x in keys]
         v = [self.linear(f"{name}.layer.value", x)[rows[1]] for x in read]
         stages = [("query", q), ("key", k), ("value", v)]
         if s.qk_norm:
-            q, k = self.norm(f"{name}.layer.q_norm", q), [self.norm(f"{name}.layer.k_norm", x) for x in k]
+            if s.qk_norm_over == "projection":
+                q = self.norm(f"{name}.layer.q_norm.norm", queries)[rows[0]]
+                k = [self.norm(f"{name}.layer.k_norm.norm", x)[rows[1]] for x in keys]
+            else:
+                q, k = self.norm(f"{name}.layer.q_norm", q), [self.norm(f"{name}.layer.k_norm", x) for x in k]
             stages += [("norm", q), ("norm", k)]
         if own and s.position.kind == "rotary":
             q, k = self.turned(q, query), [self.turned(x, place) for place, x in enumerate(k)]
@@ -205,14 +210,16 @@ class Reference:
         yield "feedforward", "down", self.linear(f"{name}.layer.down", hidden)
 
     def sublayer(
-        self, name: str, part: str, stream: list[Tensor], memory: list[Tensor], head: int
+        self, name: str, part: str, stream: list[Tensor], memory: list[Tensor], head: int, before: list[Tensor]
     ) -> list[list[Named]]:
         """Return the steps of each position; the last of them is the stream after the sublayer."""
         s = self.s
-        given = stream if s.norm_placement == "post" else [self.norm(f"{name}.norm", x) for x in stream]
+        bare = s.norm_placement in ("post", "output")
+        source = before if s.norm_placement == "parallel" else stream
+        given = stream if bare else [self.norm(f"{name}.norm", x) for x in source]
         found: list[list[Named]] = []
         for place, x in enumerate(stream):
-            here: list[Named] = [] if s.norm_placement == "post" else [(f"{part}.norm", "norm", given[place])]
+            here: list[Named] = [] if bare else [(f"{part}.norm", "norm", given[place])]
             if part == "feedforward":
                 here += self.fed(name, given[place])
             else:
@@ -225,7 +232,7 @@ class Reference:
                     (part, "out", self.linear(f"{name}.layer.out", joined)),
                 ]
             added = here[-1][2]
-            if s.norm_placement == "sandwich":
+            if s.norm_placement in ("sandwich", "output"):
                 added = self.norm(f"{name}.norm_out", added)
                 here.append((f"{part}.norm_out", "norm", added))
             here.append((f"{part}.add", "add", x + added))
@@ -243,8 +250,9 @@ class Reference:
         for number in range(depth):
             if number == layer > 0:
                 taken.append(("layers", "arrive", stream[position]))
+            before = stream
             for part in ("attention", *(["cross"] if memory else []), "feedforward"):
-                here = self.sublayer(f"blocks.{number}.{part}", part, stream, memory or [], head)
+                here = self.sublayer(f"blocks.{number}.{part}", part, stream, memory or [], head, before)
                 stream = [one[-1][2] for one in here]
                 if number == layer:
                     taken += here[position]
@@ -264,7 +272,7 @@ def check(found: dict[str, Any], expected: list[Named]) -> None:
         close(unpacked(card["y"]), y, 4e-6)
 
 
-ORDERS, GROUPS = ("pre", "post", "sandwich"), (4, 2, 1)
+ORDERS, GROUPS = ("pre", "post", "sandwich", "output"), (4, 2, 1)
 POSITIONS = ("sinusoidal", "learned", "rotary", "alibi", "relative")
 FEEDS, NORMS = ("relu", "gelu", "swiglu"), ("layer", "rms")
 
@@ -273,9 +281,9 @@ FEEDS, NORMS = ("relu", "gelu", "swiglu"), ("layer", "rms")
 @pytest.mark.few(4)
 @pytest.mark.slow
 @pytest.mark.parametrize("every", [3, pytest.param(1, marks=pytest.mark.long)])
-@pytest.mark.parametrize(("position", "order"), list(itertools.product(POSITIONS, ORDERS)))
+@pytest.mark.parametrize(("position", "order"), list(itertools.product(POSITIONS, (*ORDERS, "parallel"))))
 def test_steps_of_a_decoder_match_their_formulas(position: str, order: str, every: int) -> None:
-    first = (POSITIONS.index(position) + ORDERS.index(order)) % every
+    first = (POSITIONS.index(position) + (*ORDERS, "parallel").index(order)) % every
     combinations = list(enumerate(itertools.product(GROUPS, FEEDS, NORMS)))
     for number, (shared, feed, norm) in combinations[first::every]:
         settings = {
@@ -298,6 +306,10 @@ EXTRAS: list[dict[str, Any]] = [
     {"position": {"kind": "learned", "offset": 2}, "final_norm": False, "qk_norm": True, "norm_placement": "post"},
     {"position": "none", "qkv_bias": False, "out_bias": False, "ffn_bias": False, "d_head": 6},
     {"position": "alibi", "attention_softcap": 3.0, "norm": {"kind": "layer", "bias": False}},
+    {"position": {"kind": "rotary", "fraction": 0.5}, "norm_placement": "parallel", "norm": "layer"},
+    {"position": {"kind": "rotary", "fraction": 0.5, "layout": "pairs"}, "norm_placement": "output"},
+    {"position": "rotary", "norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"},
+    {"position": "none", "norm": "layer", "qk_norm": True, "qk_norm_over": "projection", "n_kv_heads": 2},
 ]
 
 
@@ -356,6 +368,31 @@ def test_rotary_angles() -> None:
     close(angles, torch.tensor([3.0, 3.0 * 100 ** (-2 / 4)]))
     before, after = torch.view_as_complex(x.reshape(2, 2)), torch.view_as_complex(y.reshape(2, 2))
     close(torch.view_as_real(before * torch.exp(1j * angles)), torch.view_as_real(after))
+
+
+def test_the_angles_of_a_partial_rotation_are_those_of_its_width() -> None:
+    model = make(position={"kind": "rotary", "theta": 100.0, "fraction": 0.5}, n_layers=1)
+    (card,) = (card for card in answer(model, position=3)["cards"] if card["kind"] == "rotate")
+    assert card["width"] == 2
+    close(unpacked(card["angles"]), torch.tensor([3.0]))
+    assert torch.equal(unpacked(card["x"])[2:], unpacked(card["y"])[2:])
+
+
+def test_a_norm_over_all_heads_is_measured_over_all_and_shown_for_one() -> None:
+    model = make(n_layers=1, norm="rms", n_kv_heads=2, qk_norm=True, qk_norm_over="projection")
+    cards = answer(model, position=4, head=3)["cards"]
+    (x,) = (unpacked(card["y"]) for card in cards if card["node"] == "attention.norm")
+    norms = {card["what"]: card for card in cards if card["kind"] == "norm" and "what" in card}
+    layer = model.stack.blocks[0].attention.layer
+    for name, linear, norm, rows, count in (
+        ("q", layer.query, layer.q_norm, slice(12, 16), 4),
+        ("k", layer.key, layer.k_norm, slice(4, 8), 2),
+    ):
+        whole = linear.weight @ x.to(linear.weight) + (0 if linear.bias is None else linear.bias)
+        assert norms[name]["square"] == pytest.approx(float((whole * whole).sum()) / len(whole), rel=1e-5)
+        assert norms[name]["heads"] == count
+        close(unpacked(norms[name]["x"]), whole[rows])
+        close(unpacked(norms[name]["gain"]), norm.norm.weight[rows])
 
 
 KINDS = [("tiny-decoder", ""), ("tiny-encoder", ""), ("tiny-seq2seq", ""), ("tiny-seq2seq", "source")]

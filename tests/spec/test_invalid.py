@@ -19,6 +19,28 @@ import glasshouse as gh
         ({"n_kv_heads": 8}, "n_kv_heads is 8, but it must be a divisor of n_heads = 4."),
         ({"position": "rotary", "d_head": 5}, "d_head is 5, but it must be even, as rotary positions rotate pairs."),
         (
+            {"position": {"kind": "rotary", "fraction": 0.0}},
+            "rotary.fraction is 0.0, but it must be above 0 and at most 1.",
+        ),
+        (
+            {"position": {"kind": "rotary", "fraction": 1.5}},
+            "rotary.fraction is 1.5, but it must be above 0 and at most 1.",
+        ),
+        (
+            {"position": {"kind": "rotary", "fraction": 0.2}},
+            "rotary.fraction is 0.2, but it must be a share of d_head = 16 that is even, as pairs are rotated, "
+            "not 3.",
+        ),
+        (
+            {"position": {"kind": "rotary", "fraction": 0.05}},
+            "rotary.fraction is 0.05, but it must be a share of d_head = 16 that is even, as pairs are rotated, "
+            "not 0.",
+        ),
+        (
+            {"qk_norm": False, "qk_norm_over": "projection"},
+            "qk_norm_over is 'projection', but it must be 'head' unless qk_norm is true.",
+        ),
+        (
             {"position": "sinusoidal", "d_model": 15, "d_head": 4},
             "d_model is 15, but it must be even, as sinusoidal positions come in pairs.",
         ),

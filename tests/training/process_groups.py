@@ -33,6 +33,17 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "seq2seq": ("tiny-seq2seq", {"dropout": 0.0, "embed_dropout": 0.0}),
     "encoder": ("tiny-encoder", {"dropout": 0.0, "embed_dropout": 0.0, "attention_dropout": 0.0}),
     "alibi": ("tiny-decoder", {"position": "alibi", "init": "normal", "qkv_bias": True, "ffn_bias": True}),
+    "neox": (
+        "tiny-decoder",
+        {
+            "position": {"kind": "rotary", "fraction": 0.5},
+            "norm_placement": "parallel",
+            "norm": "layer",
+            "init": "normal",
+            "qkv_bias": True,
+        },
+    ),
+    "output norms": ("tiny-decoder", {"norm_placement": "output", "init": "normal"}),
     "t5": ("tiny-seq2seq", {"position": {"kind": "relative"}, "dropout": 0.0, "embed_dropout": 0.0}),
 }
 

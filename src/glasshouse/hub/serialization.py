@@ -19,7 +19,9 @@ from glasshouse.hub.families.bart import BART, MARIAN
 from glasshouse.hub.families.bert import BERT, DISTILBERT, ROBERTA
 from glasshouse.hub.families.family import Family, TensorMapping, differing_fields, join, special_ids, tensor_mapping
 from glasshouse.hub.families.gpt2 import GPT2
+from glasshouse.hub.families.gpt_neox import GPT_NEOX
 from glasshouse.hub.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from glasshouse.hub.families.olmo2 import OLMO2
 from glasshouse.hub.families.t5 import T5
 from glasshouse.hub.model_files import check_weights, describe, with_checksums
 from glasshouse.hub.model_folder import (
@@ -42,7 +44,7 @@ from glasshouse.text import Tokenizer
 
 FAMILIES = {
     family.model_type: family
-    for family in (GPT2, LLAMA, MISTRAL, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
+    for family in (GPT2, GPT_NEOX, LLAMA, MISTRAL, OLMO2, QWEN2, QWEN3, BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN)
 }
 ReadWeight = Callable[[str], Tensor]  # a weight by its name
 Device = torch.device | str | None

@@ -29,7 +29,7 @@ from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.norm import Norm
-from glasshouse.layers.residual import PostNorm, SandwichNorm
+from glasshouse.layers.residual import OutputNorm, PostNorm, SandwichNorm
 from glasshouse.layers.sublayer import Sublayer
 from glasshouse.models import Model
 from glasshouse.models.heads import LMHead
@@ -296,7 +296,7 @@ class _Backward:
         if isinstance(residual, PostNorm):
             self.through_norm(residual.norm, before + output)
         direction = self.direction
-        if isinstance(residual, SandwichNorm):
+        if isinstance(residual, SandwichNorm | OutputNorm):
             direction, constant = _through_frozen_norm(residual.norm_out, output, direction)
             self.constant = self.constant + constant
         self.constant = self.constant + (bias * direction).sum(-1)

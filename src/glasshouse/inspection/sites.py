@@ -15,7 +15,7 @@ from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.layers.attention import MultiHeadAttention
 from glasshouse.layers.norm import Norm
-from glasshouse.layers.residual import PostNorm
+from glasshouse.layers.residual import OutputNorm, PostNorm
 from glasshouse.layers.sublayer import STREAM, TOKENS, VECTORS, HookPoint, Sublayer
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
@@ -241,12 +241,13 @@ def _stack_sites(stack: Stack) -> Iterator[_Place]:
         for part in parts_of(block):
             added, after = PARTS[part]
             residual = unwrap_compiled(unwrap_compiled(block).get_submodule(part))
-            is_post = isinstance(residual, PostNorm)
-            norm, norm_path = f"{added.removesuffix('_out')}_norm", f"{here}.{part}.norm"
+            is_post, is_output = isinstance(residual, PostNorm), isinstance(residual, OutputNorm)
+            inner = "norm_out" if is_output else "norm"
+            norm, norm_path = f"{added.removesuffix('_out')}_norm", f"{here}.{part}.{inner}"
             scale: list[_Place] = []
-            if has_scale(residual.get_submodule("norm")):
+            if has_scale(residual.get_submodule(inner)):
                 scale.append((f"{norm}_scale.{number}", TOKENS, norm_path, "scale"))
-            if not is_post:
+            if not (is_post or is_output):
                 yield from scale
                 yield f"{norm}.{number}", STREAM, norm_path, "output"
             layer, path = sublayer_of(block, part), f"{here}.{part}.layer"
@@ -254,6 +255,8 @@ def _stack_sites(stack: Stack) -> Iterator[_Place]:
                 yield f"{site.name}.{number}", site.axes, f"{path}.{site.path}", site.hook_point
             if isinstance(layer, MultiHeadAttention):
                 yield f"{layer.prefix}result.{number}", VECTORS, f"{path}.out", "result"
+            if is_output:
+                yield from scale
             # Dropout is the last module before the residual sum.
             yield f"{added}.{number}", STREAM, f"{here}.{part}.drop", "output"
             if is_post:

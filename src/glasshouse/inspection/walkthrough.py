@@ -14,7 +14,7 @@ from functools import singledispatch
 import torch
 from torch import Tensor, nn
 
-from glasshouse.layers.attention import Attention, CrossAttention, MultiHeadAttention
+from glasshouse.layers.attention import Attention, CrossAttention, MultiHeadAttention, ProjectionNorm
 from glasshouse.layers.feedforward import FeedForward, GatedFeedForward
 from glasshouse.layers.norm import LayerNorm, RMSNorm
 from glasshouse.layers.position import (
@@ -175,7 +175,7 @@ def rotate_step(encoding: Position, position: Tensor, numbers: dict[str, object]
 def _(encoding: RotaryPosition, position: Tensor, numbers: dict[str, object]) -> WalkthroughStep:
     layout = "halves" if encoding.rotate_pairs is rotate_halves else "pairs"
     angles = position.float() * encoding.frequencies(position.device)
-    settings = {"layout": layout, "theta": encoding.theta, "scaling": encoding.scaling}
+    settings = {"layout": layout, "width": encoding.d_head, "theta": encoding.theta, "scaling": encoding.scaling}
     settings |= {"by": encoding.attention_factor, "angles": angles[0], "place": int(position)}
     return WalkthroughStep(name="rotate", numbers={**numbers, **settings})
 
@@ -255,8 +255,9 @@ def _vector_steps(layer: MultiHeadAttention, token: TokenView, keys: _Keys) -> I
     normed, rotates = not isinstance(layer.q_norm, nn.Identity), keys.encoding.rotates
     q, k = q_last, k_last
     if normed or rotates:  # otherwise the projections are the kernel's inputs
-        q = layer.query(token.x[None, None])[0, 0].unflatten(0, (-1, d_head))[head]
-        k = layer.key(keys.x[None, None])[0, 0].unflatten(0, (-1, d_head))[shared]
+        queries = layer.query(token.x[None, None])[0, 0].unflatten(0, (-1, d_head))
+        all_keys = layer.key(keys.x[None, None])[0, 0].unflatten(0, (-1, d_head))
+        q, k = queries[head], all_keys[shared]
 
     def projection(name: str, linear: nn.Module, x: Tensor, y: Tensor, row: int) -> LinearStep:
         numbers = {"of": keys.of, "kv": shared}
@@ -270,18 +271,26 @@ def _vector_steps(layer: MultiHeadAttention, token: TokenView, keys: _Keys) -> I
     yield replace(key, site=f"{prefix}k", index=k_at) if plain else key
     yield replace(value, site=f"{prefix}v", index=k_at)
     if normed:
-        q_normed, k_normed = (layer.q_norm(q), layer.k_norm(k)) if rotates else (q_last, k_last)
-        norms: list[WalkthroughStep] = [
-            NormStep(norm=layer.q_norm, x=q, y=q_normed, numbers={"of": keys.of, "what": "q"}),
-            NormStep(norm=layer.k_norm, x=k, y=k_normed, numbers={"of": keys.of, "what": "k"}),
-        ]
-        ends = [(f"{prefix}q", q_at), (f"{prefix}k", k_at)]
-        for step, (site, index) in zip(norms, ends, strict=True):
-            yield step if rotates else replace(step, site=site, index=index)
-        q, k = q_normed, k_normed
+        norms = [_norm_step(layer.q_norm, queries, head), _norm_step(layer.k_norm, all_keys, shared)]
+        ends = [("q", q_at, q_last), ("k", k_at, k_last)]
+        for step, (what, index, last) in zip(norms, ends, strict=True):
+            said = replace(step, numbers={**step.numbers, "of": keys.of, "what": what})
+            yield said if rotates else replace(said, y=last, site=f"{prefix}{what}", index=index)
+        q, k = (step.y for step in norms)
     if rotates:
         numbers: dict[str, object] = {"x": q, "y": q_last, "x_key": k, "y_key": k_last}
         yield replace(rotate_step(keys.encoding, token.position, numbers), site=f"{prefix}q", index=q_at)
+
+
+def _norm_step(norm: nn.Module, x: Tensor, head: int) -> NormStep:
+    """Return the norm of one of the queries or keys x [H, d] of a token, which may be over all of them."""
+    if not isinstance(norm, ProjectionNorm):
+        return NormStep(norm=norm, x=x[head], y=norm(x[head]))
+    # What it measures is of all heads; its gain and bias are shown for this one.
+    measured = norm_statistics(norm.norm, x.flatten()).items()
+    own = {name: one.view_as(x)[head] if isinstance(one, Tensor) else one for name, one in measured}
+    y = norm.norm(x.flatten()).view_as(x)[head]
+    return NormStep(norm=norm.norm, x=x[head], y=y, numbers={**own, "heads": len(x)})
 
 
 def _score_steps(layer: MultiHeadAttention, token: TokenView, keys: _Keys, first: int) -> Iterator[WalkthroughStep]:

@@ -114,6 +114,18 @@ class FusedQKVAttention(Attention):
         return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
 
 
+class ProjectionNorm(nn.Module):
+    """A norm of queries or keys over all heads together."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.norm = norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [B, H, S, d]."""
+        return split_heads(self.norm(merge_heads(x)), x.shape[-1])
+
+
 class CrossAttention(MultiHeadAttention):
     """Cross-attention: queries from the decoder, keys and values from the encoder's output."""
 
@@ -170,7 +182,10 @@ def scale_of(s: spec.TransformerSpec) -> float:
 
 
 def make_qk_norms(s: spec.TransformerSpec) -> tuple[nn.Module, nn.Module]:
-    """Return the norms of queries and keys per head, or two identities."""
-    if s.qk_norm:
-        return make_norm(s.norm, s.d_head), make_norm(s.norm, s.d_head)
-    return nn.Identity(), nn.Identity()
+    """Return the norms of queries and keys, per head or over all of them, or two identities."""
+    if not s.qk_norm:
+        return nn.Identity(), nn.Identity()
+    if s.qk_norm_over == "projection":
+        q_norm, k_norm = (ProjectionNorm(make_norm(s.norm, n * s.d_head)) for n in (s.n_heads, s.n_kv_heads))
+        return q_norm, k_norm
+    return make_norm(s.norm, s.d_head), make_norm(s.norm, s.d_head)

@@ -57,9 +57,10 @@ def make_position(s: spec.TransformerSpec, causal: bool) -> Position:
             return SinusoidalPosition(s.d_model, layout == "pairs")
         case spec.Learned(offset):
             return LearnedPosition(s.max_len, s.d_model, offset)
-        case spec.Rotary(theta, layout, scaling):
+        case spec.Rotary(theta, layout, scaling, fraction):
             rotate_pairs = rotate_halves if layout == "halves" else rotate_interleaved
-            return RotaryPosition(s.d_head, theta, rotate_pairs, scaling)
+            kind = RotaryPosition if fraction == 1 else PartialRotaryPosition
+            return kind(s.position.width(s.d_head), theta, rotate_pairs, scaling)
         case spec.Relative(n_buckets, max_distance):
             return RelativePosition(s.n_heads, n_buckets, max_distance, causal)
         case spec.Alibi():
@@ -140,6 +141,15 @@ class RotaryPosition(Position):
         # Angles stay in float32 in every model: pretrained weights expect that rounding.
         pairs = torch.arange(0, self.d_head, 2, device=device, dtype=torch.float32)
         return self.rescale(1.0 / self.theta ** (pairs / self.d_head))
+
+
+class PartialRotaryPosition(RotaryPosition):
+    """Rotary position embeddings of the first `d_head` coordinates of each head; the others stay as they are."""
+
+    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
+        """Return the rotation at these positions."""
+        rotate, width = super().rotation(positions, dtype), self.d_head
+        return lambda x: torch.cat((rotate(x[..., :width]), x[..., width:]), dim=-1)
 
 
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Residual connections with pre-norm, post-norm or sandwich norm."""
+"""Residual connections: by where their norms are, and which stream the sublayer reads."""
 
 from __future__ import annotations
 
@@ -54,14 +54,41 @@ class SandwichNorm(nn.Module):
         return x + self.drop(self.norm_out(self.layer(self.norm(x), ctx)))
 
 
-def make_residual(s: spec.TransformerSpec, layer: nn.Module) -> PreNorm | PostNorm | SandwichNorm:
+class OutputNorm(nn.Module):
+    """Norm on the layer's output alone, as in OLMo 2: the layer reads the residual stream itself."""
+
+    def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+        self.norm_out = make_norm(s.norm, s.d_model)
+        self.drop = nn.Dropout(s.dropout)
+
+    def forward(self, x: Tensor, ctx: Context) -> Tensor:
+        """Add the layer's normalised output to the residual stream x [B, S, D]."""
+        return x + self.drop(self.norm_out(self.layer(x, ctx)))
+
+
+class ParallelNorm(PreNorm):
+    """Pre-norm of a layer beside another, as in GPT-NeoX: it does not read what the other added."""
+
+    def forward(self, x: Tensor, ctx: Context, before: Tensor) -> Tensor:  # type: ignore[override]
+        """Add to the residual stream x [B, S, D] the layer's output for the stream `before` the other layer."""
+        return x + self.drop(self.layer(self.norm(before), ctx))
+
+
+Residual = PreNorm | PostNorm | SandwichNorm | OutputNorm
+
+
+def make_residual(s: spec.TransformerSpec, layer: nn.Module) -> Residual:
     """Wrap a sublayer in the residual connection of the spec's norm_placement."""
     match s.norm_placement:
-        case "pre":
+        case "pre" | "parallel":  # of which `ParallelBlock` changes the second
             return PreNorm(s, layer)
         case "post":
             return PostNorm(s, layer)
         case "sandwich":
             return SandwichNorm(s, layer)
+        case "output":
+            return OutputNorm(s, layer)
         case _:
             assert_never(s.norm_placement)

@@ -12,7 +12,7 @@ from glasshouse.layers.attend.backends import BACKENDS, Decode, choose_backend
 from glasshouse.layers.attend.kernel import Attend, Backend, Situation
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.attend.mask import Mask, make_mask
-from glasshouse.layers.block import Block, CrossBlock
+from glasshouse.layers.block import make_block
 from glasshouse.layers.cache import CacheView, KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.norm import make_norm
@@ -37,8 +37,7 @@ class Stack(nn.Module):
         self.position = make_position(s, causal)
         self.embed_norm = make_norm(s.norm, s.d_model) if s.embed_norm else nn.Identity()
         self.drop = nn.Dropout(s.embed_dropout)
-        block = CrossBlock if cross else Block
-        self.blocks = nn.ModuleList(block(s, index) for index in range(n_layers))
+        self.blocks = nn.ModuleList(make_block(s, index, cross=cross) for index in range(n_layers))
         self.norm = make_norm(s.norm, s.d_model) if s.final_norm else nn.Identity()
 
     def forward(

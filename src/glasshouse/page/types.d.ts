@@ -54,7 +54,7 @@ interface Model {
   max_len: number;
   position: string;
   norm: string;
-  norm_placement: "pre" | "post" | "sandwich";
+  norm_placement: "pre" | "post" | "sandwich" | "output" | "parallel";
   feedforward: string;
   head: string; // "next_token", "masked_token", "sequence_classification", "token_classification", or one without logits
   parameters: number;
@@ -588,6 +588,7 @@ interface CardFields {
     eps: number;
     gain: PackedTensor;
     bias?: PackedTensor;
+    heads?: number; // measured together, where the norm of a query or key is over all of them
   };
   arrive: { y: PackedTensor };
   add: VectorsCard & { added: PackedTensor };
@@ -601,6 +602,7 @@ interface CardFields {
     y_key: PackedTensor;
     angles: PackedTensor;
     layout: string;
+    width: number; // coordinates of a head that are rotated
     place: number;
     theta: number;
     scaling: string;
@@ -1301,6 +1303,7 @@ interface DiagramNode {
 interface DiagramBranch {
   nodes: DiagramNode[];
   plus: DiagramNode;
+  from: DiagramNode; // before which it leaves the stream
 }
 
 /** A vector in a figure. */

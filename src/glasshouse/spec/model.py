@@ -14,7 +14,9 @@ from glasshouse.spec.init import DepthScaled, Init
 from glasshouse.spec.norm import LayerNorm, Norm
 from glasshouse.spec.position import Learned, Position
 
-NormPlacement = Literal["pre", "post", "sandwich"]
+NormPlacement = Literal["pre", "post", "sandwich", "output", "parallel"]
+
+QKNormOver = Literal["head", "projection"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +36,9 @@ class TransformerSpec(Settings):
     # kind of attention
     attention: Attention = field(default=SoftmaxAttention(), metadata={"omit_default": True})
     norm: Norm = LayerNorm()  # kind of norm, everywhere in the model
-    norm_placement: NormPlacement = "pre"  # norm before each sublayer, after its residual addition, or both
+    # a norm before each sublayer, after its residual addition, both before it and on its output, or on its output
+    # alone; "parallel" is "pre" where attention and feed-forward both read the block's input
+    norm_placement: NormPlacement = "pre"
     final_norm: bool = True  # a norm after the last block
     feedforward: FeedForward = Gelu()  # kind of feed-forward layer
 
@@ -46,6 +50,8 @@ class TransformerSpec(Settings):
     out_bias: bool = True  # a bias on the output projection of attention
     ffn_bias: bool = True  # biases on the feed-forward layers
     qk_norm: bool = False  # a norm on queries and keys, per head, before the rotation
+    # what qk_norm is taken over: each head, or all heads together as in OLMo 2
+    qk_norm_over: QKNormOver = field(default="head", metadata={"omit_default": True})
     attention_scale: float | None = None  # factor of the attention scores; None: 1 / sqrt(d_head)
     attention_softcap: float | None = None  # scores become cap * tanh(scores / cap); None: no cap
     windows: tuple[int, ...] = (0,)  # [tokens] sliding-window sizes, repeated over the layers; 0: full attention
@@ -82,6 +88,8 @@ class TransformerSpec(Settings):
         for name in ("attention_scale", "attention_softcap"):
             value = getattr(self, name)
             require(value is None or (value > 0 and math.isfinite(value)), name, value, "above 0")
+        over = self.qk_norm_over
+        require(self.qk_norm or over == "head", "qk_norm_over", over, "'head' unless qk_norm is true")
         valid = len(self.windows) > 0 and min(self.windows) >= 0
         require(valid, "windows", self.windows, "a list of sizes, 0 for a layer with full attention")
         for name, ids in (
@@ -153,6 +161,8 @@ class Seq2SeqSpec(TransformerSpec):
     def check(self) -> None:
         super().check()
         self._derive("n_encoder_layers", self.n_layers)
+        rule = "another in an encoder-decoder, where cross-attention reads what self-attention found"
+        require(self.norm_placement != "parallel", "norm_placement", self.norm_placement, rule)
         require(self.n_encoder_layers > 0, "n_encoder_layers", self.n_encoder_layers, "at least 1")
 
 

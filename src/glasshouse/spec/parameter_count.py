@@ -47,7 +47,8 @@ def _attention(s: TransformerSpec) -> int:
     d_query, d_key = s.n_heads * s.d_head, s.n_kv_heads * s.d_head
     matrices = s.d_model * (d_query + 2 * d_key) + d_query * s.d_model
     biases = s.qkv_bias * (d_query + 2 * d_key) + s.out_bias * s.d_model
-    return matrices + biases + s.qk_norm * 2 * _norm(s, s.d_head)
+    widths = (d_query, d_key) if s.qk_norm_over == "projection" else (s.d_head, s.d_head)
+    return matrices + biases + s.qk_norm * sum(_norm(s, width) for width in widths)
 
 
 def _feedforward(s: TransformerSpec) -> int:

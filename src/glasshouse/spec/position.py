@@ -6,7 +6,7 @@ A setting belongs to its kind, so a rotary base cannot be combined with learned 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Literal
 
 from glasshouse import registry
@@ -132,12 +132,23 @@ class Rotary(Position):
     theta: float = 10_000.0  # base of the wavelengths
     layout: Literal["halves", "pairs"] = "halves"  # coordinates rotated together: i and i + d_head / 2, or neighbours
     scaling: NoScaling | LinearScaling | Llama3Scaling | YarnScaling = NoScaling()  # extension of the context length
+    # part of each head's coordinates, from the first on, that is rotated, as in GPT-NeoX; the others have no position
+    fraction: float = field(default=1.0, metadata={"omit_default": True})
 
     def check(self) -> None:
         require(1 < self.theta < math.inf, "rotary.theta", self.theta, "above 1")
+        require(0 < self.fraction <= 1, "rotary.fraction", self.fraction, "above 0 and at most 1")
 
     def check_sizes(self, d_model: int, d_head: int) -> None:
-        require(d_head % 2 == 0, "d_head", d_head, "even, as rotary positions rotate pairs")
+        if self.fraction == 1:
+            require(d_head % 2 == 0, "d_head", d_head, "even, as rotary positions rotate pairs")
+        width = self.width(d_head)
+        rule = f"a share of d_head = {d_head} that is even, as pairs are rotated, not {width}"
+        require(width > 0 and width % 2 == 0, "rotary.fraction", self.fraction, rule)
+
+    def width(self, d_head: int) -> int:
+        """Return how many coordinates of a head are rotated."""
+        return int(d_head * self.fraction)
 
 
 @dataclass(frozen=True)

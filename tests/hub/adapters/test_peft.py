@@ -47,6 +47,11 @@ OUT = [
     ("gpt2", ("value", "query", "out")),
     ("gpt2", ("*",)),
     ("gpt2-bare", ("query", "key", "value", "down")),
+    ("gpt_neox", ATTENTION),
+    ("gpt_neox", ("key",)),
+    ("gpt_neox", ("*",)),
+    ("gpt_neox-bare", ("value", "query", "out")),
+    ("olmo2", ("*",)),
 ]
 IN: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"target_modules": ["q_proj", "v_proj"]}),
@@ -70,6 +75,9 @@ IN: list[tuple[str, dict[str, Any]]] = [
     ("gpt2", {"target_modules": ["c_attn"], "fan_in_fan_out": True, "trainable_token_indices": [3, 10]}),
     ("llama", {"target_modules": ["q_proj"], "trainable_token_indices": [3, 10], "modules_to_save": ["norm"]}),
     ("llama", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "mlp"]}),
+    ("gpt_neox", {"target_modules": ["query_key_value", "dense_4h_to_h"]}),
+    ("gpt_neox-bare", {"target_modules": ["query_key_value"], "trainable_token_indices": [3, 10]}),
+    ("olmo2", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "q_norm"]}),
     ("gpt2", {"target_modules": ["c_attn", "mlp.c_proj"], "fan_in_fan_out": True, "rank_pattern": {"c_attn": 6}}),
 ]
 

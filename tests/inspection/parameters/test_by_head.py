@@ -21,6 +21,7 @@ import glasshouse as gh
 from glasshouse.inspection.display.html import Heatmap
 from glasshouse.inspection.parameters.by_head import Weights
 from glasshouse.layers import lora
+from glasshouse.layers.attention import ProjectionNorm
 from glasshouse.layers.cache import KVShape
 from glasshouse.layers.linear.int4 import quantize_int4
 from glasshouse.layers.linear.int8 import quantize_int8
@@ -37,12 +38,21 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "modern": {**LLAMA, "qk_norm": True, "norm_placement": "sandwich"},
     "qk_norm by LayerNorm": {**LLAMA, "qk_norm": True, "norm": {"kind": "layer", "bias": False}, "ffn_bias": True},
+    "neox": {**GPT2, "position": {"kind": "rotary", "fraction": 0.5}, "norm_placement": "parallel"},
+    "olmo 2": {**LLAMA, "norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"},
+    "qk_norm over all by LayerNorm": {
+        **LLAMA,
+        "qk_norm": True,
+        "qk_norm_over": "projection",
+        "norm": {"kind": "layer", "bias": False},
+        "ffn_bias": True,
+    },
     "bert": {"kind": "tiny-encoder", "d_model": 24, "n_heads": 3},
     "encoder-decoder": PAIR,
     "encoder-decoder, pre-norm": {**PAIR, "norm_placement": "pre", "final_norm": True, "norm": "layer"},
     "t5": {"kind": "t5-small", "n_layers": 2, "n_encoder_layers": 3, "d_model": 24, "n_heads": 3},
 }
-FOLDED = ["gpt2", "gpt2, head of its own", "llama", "modern", "encoder-decoder, pre-norm", "t5"]
+FOLDED = ["neox", "olmo 2", "gpt2", "gpt2, head of its own", "llama", "modern", "encoder-decoder, pre-norm", "t5"]
 
 
 def made(name: str) -> Model:
@@ -91,10 +101,14 @@ class Check:
         for head in range(module.n_heads):
             group = w.kv_head(head)
             for name, x, index, norm in (("Q", reads, head, module.q_norm), ("K", memory, group, module.k_norm)):
-                made = x @ names[name][layer, index]
                 shift = self.bias(f"{cross}b_{name}", layer)
-                made = made + (shift[index] if shift.ndim else shift)
-                made = rotate(norm(made)[:, None])[:, 0]
+                heads = [
+                    x @ weight + (shift[number] if shift.ndim else shift)
+                    for number, weight in enumerate(names[name][layer])
+                ]
+                is_over_all = isinstance(norm, ProjectionNorm)
+                made = norm(torch.stack(heads, 1))[:, index] if is_over_all else norm(heads[index])
+                made = rotate(made[:, None])[:, 0]
                 assert_close(made, self.at(f"{cross}{name.lower()}.{layer}")[:, index])
             shift = self.bias(f"{cross}b_V", layer)
             value = memory @ names["V"][layer, group] + (shift[group] if shift.ndim else shift)
@@ -118,7 +132,8 @@ class Check:
         assert_close(residual.norm_out(out) if hasattr(residual, "norm_out") else out, self.at(site))
 
     def run(self) -> None:
-        post = self.model.spec.norm_placement == "post"
+        s = self.model.spec
+        post = s.norm_placement in ("post", "output")
         memory = None
         if self.prefix == "decoder.":
             norm = self.model.encoder.norm
@@ -129,7 +144,7 @@ class Check:
             x = self.at(f"resid_pre.{layer}")
             x = x if post else self.normed(block.attention.norm, x)
             self.attention("attention", layer, x, x)
-            before = "resid_mid"
+            before = "resid_pre" if s.norm_placement == "parallel" else "resid_mid"
             if memory is not None:
                 x = self.at(f"resid_mid.{layer}")
                 self.attention("cross", layer, x if post else self.normed(block.cross.norm, x), memory)
@@ -166,7 +181,10 @@ def test_weights_give_the_recorded_activations(name: str, fold_norm: bool) -> No
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["gpt2", "llama", "modern", "qk_norm by LayerNorm"])
+@pytest.mark.parametrize(
+    "name",
+    ["gpt2", "llama", "modern", "neox", "olmo 2", "qk_norm by LayerNorm", "qk_norm over all by LayerNorm"],
+)
 def test_qk_gives_the_scores_at_distance_0(name: str) -> None:
     """Without the query and key biases of gpt2, which QK leaves out.
 
@@ -178,18 +196,20 @@ def test_qk_gives_the_scores_at_distance_0(name: str) -> None:
     with gh.record(model, "resid_pre.*", "scores.*") as seen:
         model(IDS)
     for layer, block in enumerate(model.stack.blocks):
-        x = block.attention.norm(seen[f"resid_pre.{layer}"])
+        x = getattr(block.attention, "norm", nn.Identity())(seen[f"resid_pre.{layer}"])
         attention = block.attention.layer
         for head in range(attention.n_heads):
             for row in range(len(IDS)):
                 for i in range(IDS.shape[1]):
                     score = x[row, i] @ w.QK[layer, head].matrix() @ x[row, i]
-                    for own, norm in (
-                        (w.W_Q[layer, head], attention.q_norm),
-                        (w.W_K[layer, w.kv_head(head)], attention.k_norm),
+                    for weights, own, norm in (
+                        (w.W_Q[layer], head, attention.q_norm),
+                        (w.W_K[layer], w.kv_head(head), attention.k_norm),
                     ):
-                        if not isinstance(norm, nn.Identity):
-                            score = score / norm.scale(x[row, i] @ own)
+                        if isinstance(norm, ProjectionNorm):
+                            score = score / norm.norm.scale(torch.cat([x[row, i] @ one for one in weights]))
+                        elif not isinstance(norm, nn.Identity):
+                            score = score / norm.scale(x[row, i] @ weights[own])
                     assert_close(score * attention.d_head**-0.5, seen[f"scores.{layer}"][row, head, i, i], 1e-6)
 
 

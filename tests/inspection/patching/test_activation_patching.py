@@ -478,9 +478,9 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
         attention = block.attention
         gathered = attention.layer.out(merge_heads(heads))
         match model.spec.norm_placement:
-            case "pre":
+            case "pre" | "parallel":
                 x = x + gathered + added
-            case "sandwich":
+            case "sandwich" | "output":
                 x = x + attention.norm_out(gathered) + added
             case "post":
                 x = block.feedforward.norm(attention.norm(x + gathered) + added)
@@ -488,7 +488,7 @@ def stream_by_hand(model: Model, embed: Tensor, z: list[Tensor], ffn_out: list[T
 
 
 @pytest.mark.few(3)
-@pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("order", ["pre", "post", "sandwich", "output", "parallel"])
 @pytest.mark.parametrize(("read", "head"), [("q", 3), ("k", 1), ("v", 0)])
 def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head: int) -> None:
     """Two layers further, past heads and feed-forward layers that would respond to the change."""
@@ -502,7 +502,8 @@ def test_a_path_is_through_the_residual_stream_alone(order: str, read: str, head
     x = stream_by_hand(model, here["embed"], z[:3], ffn_out[:3])
     attention = model.stack.blocks[3].attention
     maps = {"q": attention.layer.query, "k": attention.layer.key, "v": attention.layer.value}
-    expected = split_heads(maps[read](x if order == "post" else attention.norm(x)), attention.layer.d_head)
+    given = x if order in ("post", "output") else attention.norm(x)
+    expected = split_heads(maps[read](given), attention.layer.d_head)
     changed = here[f"{read}.3"].clone()
     changed[:, head] = expected[:, head]
     with gh.edit(model, {f"{read}.3": changed}):
@@ -629,7 +630,7 @@ def test_a_path_stays_in_its_stack(sender: str, receiver: str, sentence: str) ->
         path_patching(model, here, there, sender, receiver)
 
 
-@pytest.mark.parametrize("order", ["pre", "post", "sandwich"])
+@pytest.mark.parametrize("order", ["pre", "post", "sandwich", "output", "parallel"])
 @pytest.mark.parametrize("kind", ["gelu", "swiglu"])
 def test_paths_from_and_into_every_component_by_hand(order: str, kind: str) -> None:
     """The embedding and a feed-forward layer as writers, a feed-forward layer and the logits as readers."""
@@ -654,11 +655,15 @@ def test_paths_from_and_into_every_component_by_hand(order: str, kind: str) -> N
     block = model.stack.blocks[2]
     x = stream_by_hand(model, here["embed"], z[:2], [there["ffn_out.0"], ffn_out[1]])
     gathered = block.attention.layer.out(merge_heads(z[2]))
-    middle = {"pre": lambda: x + gathered, "post": lambda: block.attention.norm(x + gathered)}.get(
-        order, lambda: x + block.attention.norm_out(gathered)
-    )()
-    made = block.feedforward.layer(middle if order == "post" else block.feedforward.norm(middle), None)
-    with gh.edit(model, {"ffn_out.2": block.feedforward.norm_out(made) if order == "sandwich" else made}):
+    middle = {
+        "pre": lambda: x + gathered,
+        "parallel": lambda: x,
+        "post": lambda: block.attention.norm(x + gathered),
+    }.get(order, lambda: x + block.attention.norm_out(gathered))()
+    bare = order in ("post", "output")
+    made = block.feedforward.layer(middle if bare else block.feedforward.norm(middle), None)
+    normed = order in ("sandwich", "output")
+    with gh.edit(model, {"ffn_out.2": block.feedforward.norm_out(made) if normed else made}):
         expected = model(IDS)
     found = path_patching(model, IDS, OTHER, "ffn_out.0", "ffn.2", metric=weighted_sum)
     assert_close(found.output, expected)

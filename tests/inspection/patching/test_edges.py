@@ -49,10 +49,16 @@ def weighted_sum(output: Tensor) -> Tensor:
     return (output * weights.view(output.shape)).sum()
 
 
+def with_edges(s: spec.Spec) -> spec.Spec:
+    """Return a spec with edges: those of norms before the sublayers, and over single heads."""
+    placement = s.norm_placement if s.norm_placement == "parallel" else "pre"
+    return replace(s, norm_placement=placement, qk_norm_over="head")
+
+
 @many
 @given(specs())
 def test_all_edges_and_none_are_the_two_runs(s: spec.Spec) -> None:
-    model = build_random(replace(s, norm_placement="pre"))
+    model = build_random(with_edges(s))
     edges = runner(model)
     exists = edges.graph.exists
     embedding = torch.zeros_like(exists)
@@ -75,7 +81,7 @@ def test_all_edges_and_none_are_the_two_runs(s: spec.Spec) -> None:
 )
 def test_drawn_edges_equal_a_model_written_out(s: spec.Spec, seed: int, density: float) -> None:
     """By recursion: each reader's input is summed writer by writer, and each head is run alone."""
-    model = build_random(replace(s, norm_placement="pre"))
+    model = build_random(with_edges(s))
     assert isinstance(model, Decoder)
     edges = runner(model)
     graph, made = edges.graph, torch.Generator().manual_seed(seed)
@@ -137,7 +143,8 @@ def written(model: Decoder, ids: Tensor) -> dict[str, Tensor]:
 def stream(model: Decoder, ids: Tensor, reader: str) -> Tensor:
     """Return the residual stream that a reader is given in a plain run."""
     layer = reader.partition(".")[2].partition("[")[0]
-    name = {"l": f"resid_post.{len(model.stack.blocks) - 1}", "f": f"resid_mid.{layer}"}.get(
+    before = "pre" if model.spec.norm_placement == "parallel" else "mid"
+    name = {"l": f"resid_post.{len(model.stack.blocks) - 1}", "f": f"resid_{before}.{layer}"}.get(
         reader[0], f"resid_pre.{layer}"
     )
     with gh.record(model, name) as seen:
@@ -226,7 +233,11 @@ def test_connected_by_hand() -> None:
 
 
 def test_models_without_such_edges_are_refused() -> None:
-    for model, sentence in ((small(norm_placement="post"), r"norm_placement is 'post', but edges need 'pre'"),):
+    for model, sentence in (
+        (small(norm_placement="post"), r"norm_placement is 'post', but edges need 'pre' or 'parallel'"),
+        (small(norm_placement="output"), r"norm_placement is 'output', but edges need 'pre' or 'parallel'"),
+        (small(qk_norm=True, qk_norm_over="projection"), r"qk_norm_over is 'projection', but edges need 'head'"),
+    ):
         with pytest.raises(gh.InputError, match=sentence):
             EdgeGraph(model)
 

@@ -17,6 +17,7 @@ import glasshouse as gh
 from glasshouse.errors import ConfigError
 from glasshouse.training.distributed.fsdp import copy_whole_, parallelize, whole
 from glasshouse.training.distributed.processes import Parallel, Processes, join_processes
+from glasshouse.training.distributed.tensor_parallel import check_divisible
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
 
 MODELS = ("decoder", "seq2seq", "encoder")
@@ -25,13 +26,14 @@ CASES = [
     Case("seq2seq", kind="replicate", grad_accum=2),
     Case("decoder", kind="shard", grad_accum=2, activation_checkpointing=True),
     Case("t5", tensor=2, smoothing=0.1),
+    Case("neox", tensor=2, activation_checkpointing=True),
     Case("decoder", "adamw", "shard", dtype="float64", steps=20, grad_accum=2),
     Case("seq2seq", "muon", "shard", tensor=2, dtype="float64", steps=5),
 ]
 MORE = [
     Case("decoder", kind="replicate"),
     Case("encoder", kind="shard"),
-    *(Case(model, tensor=2, smoothing=0.1) for model in ("alibi", "seq2seq")),
+    *(Case(model, tensor=2, smoothing=0.1) for model in ("alibi", "seq2seq", "output norms")),
     Case("decoder", precision="bfloat16", grad_accum=2),
     Case("decoder", "adamw", "shard", dtype="float64", steps=50, grad_accum=2),
     Case("encoder", "muon", "replicate", dtype="float64", steps=50, activation_checkpointing=True),
@@ -189,3 +191,10 @@ def test_a_process_alone_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
         assert group == Processes()
         assert device == torch.device("cpu")
     assert not torch.distributed.is_initialized()
+
+
+def test_a_norm_over_the_heads_of_all_processes_is_refused() -> None:
+    s = gh.preset("tiny-decoder", qk_norm=True, qk_norm_over="projection")
+    check_divisible(s, 1)
+    with pytest.raises(ConfigError, match=r"^train.parallel.tensor is 2, but qk_norm_over is 'projection', .*= 1\.$"):
+        check_divisible(s, 2)

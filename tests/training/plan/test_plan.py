@@ -163,6 +163,11 @@ KINDS = {
     "gpt2": ("gpt2", NO_DROPOUT),
     "squared relu, sandwich": ("gpt2", {**NO_DROPOUT, "feedforward": "relu2", "norm_placement": "sandwich"}),
     "relu, post": ("gpt2", {**NO_DROPOUT, "feedforward": "relu", "norm_placement": "post"}),
+    "parallel": (
+        "gpt2",
+        {**NO_DROPOUT, "position": {"kind": "rotary", "fraction": 0.5}, "norm_placement": "parallel"},
+    ),
+    "output": ("llama-small", {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}),
     "llama": ("llama-small", {}),
     "modern": ("modern-small", {}),
 }

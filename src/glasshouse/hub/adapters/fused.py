@@ -35,14 +35,18 @@ def fuse(chunks: list[tuple[TensorMapping, LoRALinear]]) -> tuple[Tensor, Tensor
     mapping, first = chunks[0]
     count, rank = first.lora_b.shape
     lora_b = first.lora_b.new_zeros(count * mapping.n_chunks, rank * len(chunks))
+    places = torch.arange(len(lora_b))
     for i, (mapping, layer) in enumerate(chunks):
-        rows = slice(mapping.chunk * count, (mapping.chunk + 1) * count)
+        # The rows of the fused matrix are those of the heads in turn where it is fused head by head.
+        rows = places.unflatten(0, (mapping.n_groups, mapping.n_chunks, -1))[:, mapping.chunk].flatten()
         lora_b[rows, i * rank : (i + 1) * rank] = layer.lora_b.detach()
     return lora_a, lora_b
 
 
-def split_fused(fused: LoRAWeights, n_chunks: int) -> dict[int, LoRAWeights]:
+def split_fused(fused: LoRAWeights, n_chunks: int, n_groups: int = 1) -> dict[int, LoRAWeights]:
     """Return the LoRA matrices of each chunk: the inverse of `fuse`, or the whole A matrix for each.
+
+    The chunks follow each other in each of `n_groups` groups of rows.
 
     >>> fused = LoRAWeights(
     ...     torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]), alpha=6.0)
@@ -51,7 +55,7 @@ def split_fused(fused: LoRAWeights, n_chunks: int) -> dict[int, LoRAWeights]:
     0 [[1.0]] [[3.0]] 3.0
     2 [[2.0]] [[4.0]] 3.0
     """
-    rows = fused.lora_b.chunk(n_chunks)
+    rows = fused.lora_b.unflatten(0, (n_groups, n_chunks, -1)).transpose(0, 1).flatten(1, 2)
     used = [chunk for chunk in range(n_chunks) if rows[chunk].any()]
     if used and len(fused.lora_a) % len(used) == 0:
         rank = len(fused.lora_a) // len(used)

@@ -185,11 +185,11 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
     keys = ConfigReader(table, str(adapter.path / CONFIG))
     _check_plain_lora(keys)
     theirs: dict[str, dict[int, str]] = defaultdict(dict)
-    n_chunks: dict[str, int] = {}
+    fusion: dict[str, tuple[int, int]] = {}
     for ours in linears:
         mapping = _module_mapping(family, model, f"{ours}.weight")
         theirs[mapping.name][mapping.chunk] = ours
-        n_chunks[mapping.name] = mapping.n_chunks
+        fusion[mapping.name] = mapping.n_chunks, mapping.n_groups
     found: dict[str, LoRAWeights] = {}
     tensors = store.read_tensors(weights)
     whole = WholeWeights.take(tensors, keys, model, family, str(weights))
@@ -200,9 +200,9 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
                 f"{str(weights)!r} has LoRA weights of {name}, which is not a linear layer in this model's blocks."
             )
         linear = linears[next(iter(theirs[full].values()))]
-        d_in, d_out = linear.in_features, linear.out_features * n_chunks[full]
+        d_in, d_out = linear.in_features, linear.out_features * fusion[full][0]
         fused = _lora_weights(keys, name, pairs[name], d_in, d_out, str(weights))
-        found |= {theirs[full][chunk]: own for chunk, own in split_fused(fused, n_chunks[full]).items()}
+        found |= {theirs[full][chunk]: own for chunk, own in split_fused(fused, *fusion[full]).items()}
     highest = max(found.values(), key=lambda lora: len(lora.lora_a))
     targets = tuple(dict.fromkeys(ours.rpartition(".")[2] for ours in linears if ours in found))
     try:

@@ -57,6 +57,8 @@ class TensorMapping(NamedTuple):
     row: bool = False  # stored as [1, n] instead of [n]
     chunk: int = 0  # index among
     n_chunks: int = 1  # this many equal chunks of a fused tensor
+    by_head: bool = False  # the chunks of each head follow each other, and then those of the next head
+    n_groups: int = 1  # the number of these heads; of the spec, where it is known
 
     def shape(self, ours: Sequence[int]) -> list[int]:
         """Return the shape of the Hugging Face tensor, given that of ours."""
@@ -64,15 +66,22 @@ class TensorMapping(NamedTuple):
         return shape[::-1] if self.transposed else [1, *shape] if self.row else shape
 
     def view(self, tensor: Tensor) -> Tensor:
-        """Return our tensor as a view of the Hugging Face tensor, without a copy."""
+        """Return our tensor as a view of the Hugging Face tensor, without a copy unless it is fused head by head."""
         tensor = tensor.flatten() if self.row else tensor
         tensor = tensor.T if self.transposed else tensor
+        if self.n_groups > 1:
+            return tensor.unflatten(0, (self.n_groups, self.n_chunks, -1))[:, self.chunk].flatten(0, 1)
         return tensor.chunk(self.n_chunks)[self.chunk] if self.n_chunks > 1 else tensor
 
 
 def transposed(name: str, chunk: int = 0, n_chunks: int = 1) -> TensorMapping:
     """Return the mapping of a matrix stored as [in, out], or of one chunk of a fused matrix."""
     return TensorMapping(name, transposed=True, chunk=chunk, n_chunks=n_chunks)
+
+
+def by_head(name: str, chunk: int, n_chunks: int) -> TensorMapping:
+    """Return the mapping of one chunk of a matrix that is fused head by head."""
+    return TensorMapping(name, chunk=chunk, n_chunks=n_chunks, by_head=True)
 
 
 def as_row(name: str) -> TensorMapping:
@@ -84,7 +93,9 @@ def join(chunks: Sequence[tuple[TensorMapping, Tensor]]) -> Tensor:
     """Join our tensors into the Hugging Face tensor that stores them: the inverse of `view`."""
     mapping, whole = chunks[0]
     if len(chunks) > 1:
-        whole = torch.cat([tensor for _, tensor in sorted(chunks, key=lambda pair: pair[0].chunk)])
+        ordered = [tensor for _, tensor in sorted(chunks, key=lambda pair: pair[0].chunk)]
+        groups = [tensor.unflatten(0, (mapping.n_groups, -1)) for tensor in ordered]
+        whole = torch.cat(groups, 1).flatten(0, 1)
     return whole.T if mapping.transposed else whole[None] if mapping.row else whole
 
 
@@ -222,7 +233,10 @@ class Family:
     def tensor_mapping(self, ours: str, spec: Spec) -> TensorMapping | None:
         """Return the mapping of our tensor, or None if the family has no such tensor."""
         mapping = self._find(ours)
-        return None if mapping is None else mapping._replace(name=self.rename(mapping.name, spec))
+        if mapping is None:
+            return None
+        n_groups = spec.n_heads if mapping.by_head else 1
+        return mapping._replace(name=self.rename(mapping.name, spec), n_groups=n_groups)
 
     def _find(self, ours: str) -> TensorMapping | None:
         block = re.search(r"(?<=blocks\.)\d+", ours)

@@ -72,9 +72,14 @@ SCALINGS = {
 }
 
 
-def read_rotary(keys: ConfigReader, table: ConfigDict) -> None:
-    """Read the RoPE settings: `rope_parameters`, or in older configs `rope_theta` and `rope_scaling`."""
-    theta = keys.get_typed("rope_theta", 10_000.0)
+def read_rotary(
+    keys: ConfigReader, table: ConfigDict, *, theta: float = 10_000.0, fraction: float | None = None
+) -> None:
+    """Read the RoPE settings: `rope_parameters`, or in older configs `rope_theta` and `rope_scaling`.
+
+    `theta` and `fraction` are the defaults; without a fraction, the family rotates whole heads.
+    """
+    theta = keys.get_typed("rope_theta", theta)
     new, old = keys.get("rope_parameters"), keys.get("rope_scaling")
     given = new or old or {}
     if not isinstance(given, dict):
@@ -92,7 +97,10 @@ def read_rotary(keys: ConfigReader, table: ConfigDict) -> None:
             f"{', '.join(SCALINGS)} are."
         )
     table["position"]["theta"] = rope.get_typed("rope_theta", theta)
-    rope.expect("partial_rotary_factor", 1.0, 1, None)
+    if fraction is None:
+        rope.expect("partial_rotary_factor", 1.0, 1, None)
+    else:
+        table["position"]["fraction"] = rope.get_typed("partial_rotary_factor", fraction)
     rope.expect("truncate", True, None)  # YaRN's ramp with rounded bounds, as published
     values = {ours: rope.get(theirs) for theirs, ours in SCALINGS[kind].items()}
     if kind != "default":

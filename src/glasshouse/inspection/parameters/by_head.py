@@ -19,7 +19,7 @@ from glasshouse.inspection.parameters.composition import Composition, Mode, comp
 from glasshouse.inspection.parameters.linear_weights import weight_and_bias
 from glasshouse.inspection.parameters.low_rank import LowRank, exact
 from glasshouse.inspection.sites import sublayer_of, unwrap_compiled, unwrap_model
-from glasshouse.layers.attention import MultiHeadAttention
+from glasshouse.layers.attention import MultiHeadAttention, ProjectionNorm
 from glasshouse.layers.feedforward import FeedForward
 from glasshouse.layers.lora import LoRALinear
 from glasshouse.layers.norm import LayerNorm, RMSNorm
@@ -38,8 +38,8 @@ def weights(model: nn.Module, *, fold_norm: bool = False, stack: StackName = "de
     weights with LoRA, which is merged in them, and with `fold_norm` those that read from a norm: its gain, and the
     bias of a LayerNorm, are folded into W_Q, W_K, W_V, W_in, W_gate and W_U (with the spec's `logit_scale`) and their
     biases, so that they apply to what the norm has only centred (LayerNorm) and divided by its scale. Keys and values
-    of cross-attention read from the final norm of the encoder; a sandwich norm's second norm, of a layer's output, is
-    not folded. `stack` chooses the stack of an encoder-decoder.
+    of cross-attention read from the final norm of the encoder; the norm of a layer's output, if it has one, is not
+    folded. `stack` chooses the stack of an encoder-decoder.
 
     >>> import torch, glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder", d_model=64, n_heads=4, n_kv_heads=2))
@@ -207,7 +207,7 @@ class Weights:
 
         def of(layer: int) -> LowRank:
             attention = cast(MultiHeadAttention, sublayer_of(self._stack.blocks[layer], "attention"))
-            read = _without_scale(self._for_each_head(keys[layer]), attention.k_norm)
+            read = self._for_each_head(_without_scale(keys[layer], attention.k_norm))
             return LowRank(_without_scale(queries[layer], attention.q_norm), read.mT)
 
         return LayerWeights("QK", CIRCUIT, self._n_layers, of)
@@ -318,7 +318,9 @@ class Weights:
             return nn.Identity()
         if what.part == "cross" and what.linear != "query":
             return cast(Seq2Seq, self._model).encoder.norm
-        return self._stack.blocks[layer].get_submodule(f"{what.part}.norm")
+        residual = unwrap_compiled(self._stack.blocks[layer].get_submodule(what.part))
+        norm: nn.Module = getattr(residual, "norm", nn.Identity())  # none where the output alone is normalised
+        return norm
 
     def _unembedding(self, name: str) -> tuple[Tensor, Tensor | None]:
         if not self._has_head:
@@ -361,7 +363,11 @@ def _folded(norm: nn.Module, weight: Tensor, bias: Tensor | None) -> tuple[Tenso
 
 
 def _without_scale(weight: Tensor, norm: nn.Module) -> Tensor:
-    """Return a weight [..., in, out] with the norm of its output, which is not divided."""
-    if (found := _affine(norm)) is None:
+    """Return a weight [head, in, out] with the norm of its output, which is not divided."""
+    norm = unwrap_compiled(norm)
+    over_all = isinstance(norm, ProjectionNorm)
+    if (found := _affine(norm.norm if isinstance(norm, ProjectionNorm) else norm)) is None:
         return weight
-    return (weight - weight.mean(-1, keepdim=True) if isinstance(found, LayerNorm) else weight) * found.weight
+    if isinstance(found, LayerNorm):
+        weight = weight - weight.mean((0, -1) if over_all else -1, keepdim=True)
+    return weight * (found.weight.unflatten(0, (len(weight), 1, -1)) if over_all else found.weight)

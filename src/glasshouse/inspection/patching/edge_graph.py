@@ -65,10 +65,15 @@ class EdgeGraph:
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Model = unwrap_model(model)
-        if (placement := self.model.spec.norm_placement) != "pre":
+        if (placement := self.model.spec.norm_placement) not in ("pre", "parallel"):
             raise InputError(
-                f"norm_placement is {placement!r}, but edges need 'pre', where the residual stream is a sum; "
-                "use path_patching."
+                f"norm_placement is {placement!r}, but edges need 'pre' or 'parallel', where the residual stream is "
+                "a sum; use path_patching."
+            )
+        if (over := self.model.spec.qk_norm_over) != "head":
+            raise InputError(
+                f"qk_norm_over is {over!r}, but edges need 'head', where a query depends on what its own head reads "
+                "alone; use path_patching."
             )
         self.writers: list[Writers] = []
         self.readers: list[Readers] = []
@@ -128,9 +133,12 @@ class EdgeGraph:
         self._write(prefix, "embed", ["embed"])
         for number, block in enumerate(stack.blocks):
             site = self._sites[f"{prefix}resid_pre.{number}"]
+            read = slice(start, len(self.writer_names)), site
             for part in parts_of(block):
                 norm = f"{path}.blocks.{number}.{part}.norm"
-                stream = Stream(prefix, slice(start, len(self.writer_names)), site, norm)
+                if self.model.spec.norm_placement != "parallel":  # where all parts read the input of the block
+                    read = slice(start, len(self.writer_names)), site
+                stream = Stream(prefix, *read, norm)
                 if part == "feedforward":
                     readers = self._read(stream, self._sites[f"{prefix}ffn_norm.{number}"], [f"{prefix}ffn.{number}"])
                     (column,) = self._write(prefix, f"ffn_out.{number}", [f"ffn_out.{number}"])

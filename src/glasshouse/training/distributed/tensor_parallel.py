@@ -31,7 +31,7 @@ COLUMNS, ROWS, HEAD_NORMS = ("query", "key", "value", "gate", "up"), ("out", "do
 
 
 def check_divisible(s: spec.Spec, size: int) -> None:
-    """Raise unless heads and neurons divide by the number of processes that share them.
+    """Raise unless heads and neurons divide by the number of processes that share them, each on its own.
 
     >>> check_divisible(spec.preset("tiny-decoder"), 3)
     Traceback (most recent call last):
@@ -43,6 +43,11 @@ def check_divisible(s: spec.Spec, size: int) -> None:
             raise ConfigError(
                 f"train.parallel.tensor is {size}, but it must divide {name} = {count}; choose another."
             )
+    if size > 1 and s.qk_norm and s.qk_norm_over == "projection":
+        raise ConfigError(
+            f"train.parallel.tensor is {size}, but qk_norm_over is 'projection', a norm over the heads of all "
+            "processes; set train.parallel.tensor = 1."
+        )
 
 
 def split(model: Model, mesh: DeviceMesh) -> None:

@@ -15,7 +15,7 @@ from glasshouse.inspection import record
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.layers.feedforward import GatedFeedForward
 from glasshouse.layers.norm import LayerNorm
-from glasshouse.layers.residual import PostNorm, PreNorm
+from glasshouse.layers.residual import OutputNorm, PostNorm, PreNorm, SandwichNorm
 from glasshouse.models import Decoder
 from glasshouse.page.views.notes.figure import (
     WIDE,
@@ -36,6 +36,12 @@ from glasshouse.page.views.notes.figure import (
 )
 
 TOKEN = ("pass", "layer", "position")
+FORMULAS = {
+    PreNorm: "x + f(norm(x))",
+    PostNorm: "norm(x + f(x))",
+    SandwichNorm: "x + norm(f(norm(x)))",
+    OutputNorm: "x + norm(f(x))",
+}
 
 
 def placement(scene: Scene) -> list[JsonDict]:
@@ -43,13 +49,12 @@ def placement(scene: Scene) -> list[JsonDict]:
     part: Any = scene.stack.blocks[scene.layer].attention
     x, added = scene.stream(scene.layer), scene.site("attn_out")
     recorded = scene.site("resid_mid")
-    norm = part.norm
     post = isinstance(part, PostNorm)
-    weight = next(norm.parameters())
-    both = norm((x + added).to(weight.dtype)).float() if post else x + added
+    weight = next(part.parameters())
+    both = part.norm((x + added).to(weight.dtype)).float() if post else x + added
     other = x + added if post else LayerNorm(x.shape[1]).to(x.device)(x + added)
     place = scene.place
-    formula = "norm(x + f(x))" if post else "x + f(norm(x))" if isinstance(part, PreNorm) else "x + norm(f(norm(x)))"
+    formula = next(said for kind, said in FORMULAS.items() if isinstance(part, kind))
     rows: list[list[str | float]] = [
         ["x, before", float(x[place].norm())],
         ["f, what attention adds", float(added[place].norm())],

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glasshouse import hub, models, pretrained, spec
 from glasshouse.config import JsonDict
-from glasshouse.layers.residual import PostNorm, SandwichNorm
+from glasshouse.layers.residual import OutputNorm, PostNorm, SandwichNorm
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 from glasshouse.page import serialization
@@ -103,7 +103,11 @@ class Scene:
         """Return what the projections of a layer get, [S, D]."""
         part: Any = self.stack.blocks[layer].attention
         x = self.stream(layer)
-        return x if isinstance(part, PostNorm) else part.norm(x.to(next(part.norm.parameters()).dtype)).float()
+        return (
+            x
+            if isinstance(part, PostNorm | OutputNorm)
+            else part.norm(x.to(next(part.norm.parameters()).dtype)).float()
+        )
 
     def weights(self, layer: int | None = None) -> Tensor:
         """Return the attention weights of the tokens shown, [H, S, S]."""
@@ -218,8 +222,8 @@ def largest_difference(a: Tensor, b: Tensor) -> float:
 
 
 def normed_output(part: Any, out: Tensor) -> Tensor:  # noqa: ANN401 - a residual connection
-    """Return what is added to the stream: the output of a sublayer, which sandwich norm normalises."""
-    return part.norm_out(out) if isinstance(part, SandwichNorm) else out
+    """Return what is added to the stream: the output of a sublayer, which an output norm normalises."""
+    return part.norm_out(out) if isinstance(part, SandwichNorm | OutputNorm) else out
 
 
 # Models that a figure needs where the open one lacks the part

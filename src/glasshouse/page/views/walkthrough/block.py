@@ -70,13 +70,14 @@ def _sublayer(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]
     added_site, after_site = PARTS[part]
     added, after = recorded[added_site], recorded[after_site]
     given = x
-    if order != "post":
-        given = residual.norm(x)
-        yield norm_card(f"{part}.norm", residual.norm, x, given)
+    if order not in ("post", "output"):
+        read = recorded["resid_pre"] if order == "parallel" else x
+        given = residual.norm(read)
+        yield norm_card(f"{part}.norm", residual.norm, read, given)
     steps = walkthrough.steps(layer, _token(path, part, given, recorded))
     *most, last = (step_card(part, step, _step_site(path, step)) for step in steps)
     yield from most
-    if order == "sandwich":  # the output norm follows the layer
+    if order in ("sandwich", "output"):  # the output norm follows the layer
         yield last
         made = layer.residual_projection(recorded[layer.residual_input].flatten())
         yield norm_card(f"{part}.norm_out", residual.norm_out, made, added, path.site(added_site))

@@ -47,14 +47,14 @@ export const attention = {
 
   rotate: (card, c) => ({
     name: "Rotary position embedding (RoPE)",
-    formula: `(q_${card.layout === "pairs" ? "{2i}" : "i"}, q_{${card.layout === "pairs" ? "2i+1" : `i+${c.model.d_head / 2}`}}) rotated by θ_i = ${card.place} · ${count(card.theta)}^{-2i/${c.model.d_head}}`,
+    formula: `(q_${card.layout === "pairs" ? "{2i}" : "i"}, q_{${card.layout === "pairs" ? "2i+1" : `i+${card.width / 2}`}}) rotated by θ_i = ${card.place} · ${count(card.theta)}^{-2i/${card.width}}`,
     legend: [
       [
         "θ_i",
         `the angle of pair i: the position, ${card.place}, times a frequency that decreases with i${card.scaling === "none" ? "" : `, rescaled for long contexts (${card.scaling})`}`,
       ],
     ],
-    why: "Each pair of coordinates is rotated by an angle proportional to the position, so q · k depends on the relative distance only.",
+    why: `Each pair ${card.width < c.model.d_head ? `of the first ${card.width} of ${c.model.d_head} ` : "of "}coordinates is rotated by an angle proportional to the position, so q · k depends on the relative distance only.`,
     figure: () => [
       dials(card),
       rows(

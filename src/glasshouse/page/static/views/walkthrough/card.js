@@ -42,7 +42,7 @@ export function keyOf(card) {
  * The symbol of a sublayer's input: the residual stream, or its norm.
  * @type {(c: CardContext) => string}
  */
-export const given = (c) => (c.model.norm_placement === "post" ? "x" : "h");
+export const given = (c) => (["post", "output"].includes(c.model.norm_placement) ? "x" : "h");
 
 /** @type {Record<string, string>} */
 const ADDENDS = { attention: "a", cross: "c", feedforward: "f" };

@@ -97,18 +97,20 @@ export function draw(found, model, flat, go) {
   }
   const last = list[list.length - 1];
   const end = flat ? along : along - UNIT + 24 + 10;
-  return flat ? lying(list, end, last, found, go) : standing(list, end, last, found, go);
+  const runs = branches(list, model.norm_placement === "parallel");
+  return flat ? lying(list, runs, end, last, found, go) : standing(list, runs, end, last, found, go);
 }
 
 /**
  * @param {DiagramNode[]} list
+ * @param {DiagramBranch[]} runs
  * @param {number} high
  * @param {DiagramNode} last
  * @param {WalkthroughResponse} found
  * @param {(node: string) => void} go
  * @returns {SVGElement}
  */
-function standing(list, high, last, found, go) {
+function standing(list, runs, high, last, found, go) {
   const stream = 22;
   const wide = 168;
   /** @type {SVGElement[]} */
@@ -125,14 +127,13 @@ function standing(list, high, last, found, go) {
     }),
     s("text", { class: "caption", x: 40, y: block[0].at - 12 }, `layer ${found.layer} of ${found.n_layers}`),
   );
-  for (const run of branches(list)) {
+  for (const { nodes, plus, from } of runs) {
     const middle = 104;
-    const { nodes, plus } = run;
     const [first, final] = [nodes[0], nodes[nodes.length - 1]];
     shapes.push(
       s("path", {
         class: "branch",
-        d: `M${stream},${first.at - 7} C${stream + 30},${first.at - 7} ${middle},${first.at - 12} ${middle},${first.at}`,
+        d: `M${stream},${from.at - 7} ${from === first ? "" : `Q${stream + 17},${from.at - 7} ${stream + 17},${from.at + 12} V${first.at - 12} `}C${stream + 30},${first.at - 7} ${middle},${first.at - 12} ${middle},${first.at}`,
       }),
     );
     for (let i = 1; i < nodes.length; i += 1)
@@ -178,13 +179,14 @@ function standing(list, high, last, found, go) {
 
 /**
  * @param {DiagramNode[]} list
+ * @param {DiagramBranch[]} runs
  * @param {number} wide
  * @param {DiagramNode} last
  * @param {WalkthroughResponse} found
  * @param {(node: string) => void} go
  * @returns {SVGElement}
  */
-function lying(list, wide, last, found, go) {
+function lying(list, runs, wide, last, found, go) {
   const stream = 74;
   /** @type {SVGElement[]} */
   const shapes = [s("line", { class: "stream", x1: list[0].at, y1: stream, x2: last.at + last.size, y2: stream })];
@@ -201,13 +203,12 @@ function lying(list, wide, last, found, go) {
     }),
     s("text", { class: "caption", x: block[0].at - 6, y: 15 }, `layer ${found.layer} of ${found.n_layers}`),
   );
-  for (const run of branches(list)) {
-    const { nodes, plus } = run;
+  for (const { nodes, plus, from } of runs) {
     const [first, end] = [nodes[0], nodes[nodes.length - 1]];
     shapes.push(
       s("path", {
         class: "branch",
-        d: `M${first.at - 8},${stream} C${first.at - 8},${stream - 20} ${first.at - 8},38 ${first.at},38`,
+        d: `M${from.at - 8},${stream} ${from === first ? "" : `Q${from.at - 8},57 ${from.at + 10},57 H${first.at - 20} `}C${first.at - 8},${stream - 20} ${first.at - 8},38 ${first.at},38`,
       }),
     );
     for (let i = 1; i < nodes.length; i += 1)
@@ -244,11 +245,13 @@ function lying(list, wide, last, found, go) {
 }
 
 /**
- * Branches off the stream, each with the sum it ends in.
+ * Branches off the stream, each with the sum it ends in, and the node before which it leaves the stream: its own
+ * first, or, if they are parallel, that of the block.
  * @param {DiagramNode[]} list
+ * @param {boolean} parallel
  * @returns {DiagramBranch[]}
  */
-function branches(list) {
+function branches(list, parallel) {
   /** @type {DiagramBranch[]} */
   const runs = [];
   /** @type {DiagramNode[]} */
@@ -256,7 +259,7 @@ function branches(list) {
   for (const one of list) {
     if (one.kind === "off") run.push(one);
     else if (one.kind === "plus") {
-      runs.push({ nodes: run, plus: one });
+      runs.push({ nodes: run, plus: one, from: parallel && runs.length > 0 ? runs[0].nodes[0] : run[0] });
       run = [];
     }
   }

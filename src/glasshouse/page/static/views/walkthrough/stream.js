@@ -37,9 +37,13 @@ export const stream = {
         ...(card.bias ? [["b", "learned"]] : []),
         ["⊙", "coordinate by coordinate"],
       ],
-      why: layer
-        ? "LayerNorm: mean 0 and variance 1, then a learned gain."
-        : "RMSNorm: root mean square 1, then a learned gain.",
+      why: `${
+        layer
+          ? "LayerNorm: mean 0 and variance 1, then a learned gain."
+          : "RMSNorm: root mean square 1, then a learned gain."
+      }${
+        card.heads ? ` Measured over all ${card.heads} heads together.` : ""
+      }${c.model.norm_placement === "parallel" && card.node === "feedforward.norm" ? " It reads the input of the block, as attention does." : ""}`,
       figure: () => [
         facts(measured),
         rows(
