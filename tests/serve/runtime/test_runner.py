@@ -285,9 +285,15 @@ def test_an_engine_that_fails_for_all_says_so(small: Server, monkeypatch: pytest
 
 
 def test_deadlines(small: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(small.api, "limits", Limits(max_waiting=WAITING, timeout=0.3))
+    monkeypatch.setattr(small.api, "limits", Limits(max_waiting=WAITING, timeout=1.0))
     held = Held(small, monkeypatch)
-    threading.Timer(0.6, held.free.set).start()
+
+    def free() -> None:
+        assert held.entered.wait(60)  # on a busy machine, long after the request was sent
+        time.sleep(1.2)
+        held.free.set()
+
+    threading.Thread(target=free).start()
     answer = complete(small, **{"max_tokens": 250})
     assert (answer.status, answer.headers["x-should-retry"]) == (504, "false")
     assert eventually(lambda: not engine_of(small).slots.running)
