@@ -31,6 +31,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "sinusoidal in halves": {"position": {"kind": "sinusoidal", "layout": "halves"}},
     "learned with an offset": {"position": {"kind": "learned", "offset": 2}},
     "rotary in pairs": {"position": {"kind": "rotary", "layout": "pairs"}},
+    "rotary, half of each head": {"position": {"kind": "rotary", "fraction": 0.5}},
     "rotary, linear": {"position": {"kind": "rotary", "scaling": {"kind": "linear", "factor": 2.0}}},
     "rotary, llama3": {"position": {"kind": "rotary", "scaling": LLAMA3}},
     "rotary, yarn": {"position": {"kind": "rotary", "scaling": YARN}},
@@ -42,11 +43,13 @@ MODELS: dict[str, dict[str, Any]] = {
             "norm_placement": placement,
         }
         for norm in ({"kind": "layer"}, {"kind": "layer", "bias": False}, {"kind": "rms"})
-        for placement in ("pre", "post", "sandwich")
+        for placement in ("pre", "post", "sandwich", "output")
     },
+    "attention and feed-forward in parallel": {"norm_placement": "parallel"},
     "no final norm": {"final_norm": False},
     "embedding norm": {"embed_norm": True},
     "QK norm": {"qk_norm": True, "position": "rotary"},
+    "QK norm over the projection": {"qk_norm": True, "qk_norm_over": "projection", "position": "rotary"},
     "QK norm, seq2seq": {"kind": "seq2seq", "qk_norm": True, "norm": "rms"},
     # feed-forward
     **{name: {"feedforward": name} for name in ("relu", "relu2", "gelu", "silu", "swiglu", "geglu")},
