@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import statistics
 import sys
 import sysconfig
@@ -179,6 +180,7 @@ def measure(name: str, settings: Settings, args: argparse.Namespace, data: Setti
         "sample_prompts": 0,
         "out": str(args.out / f"{name.replace(' ', '-')}-{seed}"),
     }
+    shutil.rmtree(train["out"], ignore_errors=True)  # of a run before, which would be resumed
     curve = Curve()
     table = {"model": settings["model"], "data": {**data, "seq_len": args.context}, "train": train}
     result = gh.train(gh.Run.from_dict(table), progress=False, callbacks=[curve])
