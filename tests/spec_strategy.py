@@ -1,12 +1,30 @@
-"""Specs drawn by hypothesis from the whole space of variants, small enough to run in milliseconds."""
+"""Specs drawn by hypothesis from the whole space of variants, small enough to run in milliseconds; two by name."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from hypothesis import strategies as st
 
 from glasshouse import spec
 
 VOCABULARY = 11
+
+# What the fields of a decoder are in two families: not all of its variants are in the others.
+SHAPES: dict[str, dict[str, Any]] = {
+    "neox": {
+        "position": {"kind": "rotary", "fraction": 0.5},
+        "norm_placement": "parallel",
+        "norm": {"kind": "layer"},
+    },
+    "olmo2": {
+        "position": {"kind": "rotary"},
+        "norm_placement": "output",
+        "qk_norm": True,
+        "qk_norm_over": "projection",
+        "n_kv_heads": 2,
+    },
+}
 
 positions = st.one_of(
     st.just(spec.NoPosition()),

@@ -89,6 +89,8 @@ def test_a_prepared_corpus_and_its_splits(tmp_path: Path) -> None:
             model, part, "resid_post.1", tmp_path / str(number), dtype="float32", seq_len=10, shard_tokens=30
         )
         assert_equal_alone(model, rows, found, 10)
+    with pytest.raises(gh.InputError, match="the tokenizer of the corpus has 263 tokens, but vocab_size is 256"):
+        gh.activations(make(), corpus, "resid_post.1", tmp_path / "other")
     with pytest.raises(gh.StoreError, match="of another call, whose corpus and shards and tokens differ"):
         gh.activations(model, corpus, "resid_post.1", tmp_path / "1", dtype="float32", seq_len=10, shard_tokens=30)
 
@@ -152,6 +154,16 @@ def test_what_is_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(gh.InputError, match=words):
             gh.activations(model, rows, sites, out)
+    for corpus, words in (
+        (["a text"], "neither prepared nor lists of ids"),
+        ("a text", "neither prepared nor lists of ids"),
+        (None, "neither prepared nor lists of ids"),
+        ([1, 2], "must be a text or a list of ids"),
+        ([[1, 256]], "contains 256, but ids are whole numbers from 0 to vocab_size - 1 = 255"),
+        ([[1.5]], "contains 1.5"),
+    ):
+        with pytest.raises(gh.InputError, match=words):
+            gh.activations(model, corpus, "resid_post.0", out)  # type: ignore[arg-type]
     with pytest.raises(gh.InputError, match="dtype is 'int8'"):
         gh.activations(model, rows, "resid_post.0", out, dtype="int8")  # type: ignore[arg-type]
     with pytest.raises(gh.InputError, match="the corpus has no tokens"):

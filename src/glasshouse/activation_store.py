@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,8 @@ from glasshouse.inspection.inputs.forward_pass import eval_mode
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import Selection, select, unwrap_model
 from glasshouse.inspection.steering import model_fingerprint
-from glasshouse.models import Decoder, Encoder
+from glasshouse.models import Decoder, Encoder, check_tokenizer
+from glasshouse.models.prompt import check_ids
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -72,7 +73,7 @@ def activations(
     longest = check_count("seq_len", whole.spec.max_len if seq_len is None else seq_len)
     if whole.spec.position_limit is not None and longest > whole.spec.position_limit:
         raise InputError(f"seq_len is {longest}, but the model has {whole.spec.position_limit} positions.")
-    plan = _Plan(_Documents(corpus), longest, check_count("shard_tokens", shard_tokens))
+    plan = _Plan(_Documents(corpus, whole), longest, check_count("shard_tokens", shard_tokens))
     manifest = {
         "format": FORMAT,
         "model": model_fingerprint(whole),
@@ -155,16 +156,13 @@ class Activations:
     def batches(self, size: int, *, seed: int | None = None) -> Iterator[ActivationBatch]:
         """Yield all tokens, `size` at a time: in order, or with a seed shuffled, within eight shards at a time."""
         check_count("size", size)
-        order = np.arange(self.manifest["shards"])
+        order, at_once = np.arange(self.manifest["shards"]), 1 if seed is None else 8
         draw = None if seed is None else np.random.default_rng(seed)
         if draw is not None:
             draw.shuffle(order)
         left: dict[str, Tensor] = {}
-        for start in range(0, len(order), 1 if draw is None else 8):
-            group = [
-                store.read_tensors(_path(self.folder, one))
-                for one in order[start : start + (1 if draw is None else 8)]
-            ]
+        for start in range(0, len(order), at_once):
+            group = [store.read_tensors(_path(self.folder, one)) for one in order[start : start + at_once]]
             parts = [*([left] if left else []), *group]
             joined = {name: torch.cat([one[name] for one in parts]) for name in (*TOKENS, *self.sites)}
             if draw is not None:
@@ -185,20 +183,26 @@ class Activations:
 class _Documents:
     """The documents of a corpus as one row of ids."""
 
-    def __init__(self, corpus: Corpus | Sequence[Sequence[int]]) -> None:
+    def __init__(self, corpus: Corpus | Sequence[Sequence[int]], model: Encoder | Decoder) -> None:
         digest = hashlib.sha256()
         if isinstance(corpus, Corpus):
             if corpus.kind != "text":
                 raise InputError(
                     f"the corpus is of kind {corpus.kind}, but activations are of texts; prepare it as text."
                 )
+            check_tokenizer(model, corpus.tokenizer, "the tokenizer of the corpus")
             self.lengths: Ints = corpus.lengths[:, 0]
             self.read: Callable[[int, int], Ints] = corpus.read
             # A split has the shards of the whole.
             digest.update(json.dumps([corpus.manifest["shards"], int(self.lengths.sum()), len(corpus)]).encode())
             digest.update(self.read(0, min(SHARD_TOKENS, int(self.lengths.sum()))).tobytes())
         else:
-            rows = [np.asarray(row, np.int64) for row in corpus]
+            if not isinstance(corpus, Iterable) or any(isinstance(row, str | bytes) for row in corpus):
+                raise InputError(
+                    "the corpus is neither prepared nor lists of ids; prepare texts by gh.data.prepare, or encode "
+                    "them by tok.encode_batch."
+                )
+            rows = [np.array(check_ids(row, model.spec.vocab_size), np.int64) for row in corpus]
             self.lengths = np.array([len(row) for row in rows], np.int64)
             ids = np.concatenate(rows) if rows else np.empty(0, np.int64)
             self.read = lambda start, stop: ids[start:stop]
@@ -308,11 +312,7 @@ def _selections(model: Encoder | Decoder, names: str | Sequence[str]) -> list[Se
                 raise InputError(
                     f"{one.name} has no value for each token; name a site with positions, such as resid_post.0."
                 )
-            if not all(
-                index == slice(None)
-                for axis, index in zip(one.site.axes, one.index, strict=True)
-                if axis == "position"
-            ):
+            if one.index[one.site.axes.index("position")] != slice(None):
                 raise InputError(f"{one.name} is of some positions alone; name it without a position.")
             found[one.name] = one
     if not found:

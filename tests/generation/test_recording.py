@@ -19,7 +19,7 @@ from examples import first_of, up_to
 from generation.reference import reference_generate
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from spec_strategy import VOCABULARY, specs
+from spec_strategy import SHAPES, VOCABULARY, specs
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -44,18 +44,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "alibi": {"position": {"kind": "alibi"}, "windows": (6,), "qk_norm": True},
     "relative": {"position": {"kind": "relative"}, "norm_placement": "post"},
     "soft-cap": {"attention_softcap": 4.0, "norm_placement": "sandwich", "position": {"kind": "none"}},
-    "neox": {
-        "position": {"kind": "rotary", "fraction": 0.5},
-        "norm_placement": "parallel",
-        "norm": {"kind": "layer"},
-    },
-    "olmo2": {
-        "position": {"kind": "rotary"},
-        "norm_placement": "output",
-        "qk_norm": True,
-        "qk_norm_over": "projection",
-        "n_kv_heads": 2,
-    },
+    **SHAPES,
     "encoder-decoder": {"start_id": 1},
     "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},
 }

@@ -9,6 +9,7 @@ They compute in float32 and round once.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 
 import torch
@@ -18,7 +19,7 @@ from glasshouse.layers.cache.kernels import tile
 from glasshouse.layers.context import Context
 from glasshouse.layers.feedforward import FeedForward, FusedGateUpFeedForward
 from glasshouse.layers.norm import RMSNorm
-from glasshouse.layers.position import RotaryPosition, Rotate, rotate_halves
+from glasshouse.layers.position import RotaryPosition, rotate_halves
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ACTIVATIONS = {"swiglu": 0, "geglu": 1, "geglu_tanh": 2}  # of gated feed-forward layers, by kind
@@ -77,7 +78,7 @@ if available:
 
 
 class KernelRMSNorm(RMSNorm):
-    """RMS normalisation by one kernel, which takes half as long as torch's where rows are few."""
+    """RMS normalisation by one kernel, for the few rows of a decode step."""
 
     def __init__(self, norm: RMSNorm) -> None:
         torch.nn.Module.__init__(self)
@@ -99,17 +100,14 @@ class KernelRotaryPosition(RotaryPosition):
 
     def __init__(self, position: RotaryPosition, device: torch.device) -> None:
         torch.nn.Module.__init__(self)
-        self.rotate_pairs, self.attention_factor = position.rotate_pairs, position.attention_factor
+        interleaved = position.rotate_pairs is not rotate_halves
+        self.rotate_pairs = functools.partial(rotate, interleaved=interleaved)
+        self.attention_factor = position.attention_factor
         self._frequencies = position.frequencies(device)
 
     def frequencies(self, device: torch.device) -> Tensor:
         """Return the frequency of each pair of coordinates, [d / 2]."""
         return self._frequencies
-
-    def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
-        """Return the rotation at these positions."""
-        cos, sin = self.waves(positions, dtype)
-        return lambda x: rotate(x, cos, sin, interleaved=self.rotate_pairs is not rotate_halves)
 
 
 class KernelGatedFeedForward(FeedForward):

@@ -128,13 +128,10 @@ class RotaryPosition(Position):
 
     def rotation(self, positions: Tensor, dtype: torch.dtype) -> Rotate:
         """Return the rotation at these positions."""
-        cos, sin = self.waves(positions, dtype)
+        frequencies = self.frequencies(positions.device)
+        angles = positions[:, None, :, None].float() * frequencies  # [B, 1, S, d / 2]
+        cos, sin = (angles.cos() * self.attention_factor).to(dtype), (angles.sin() * self.attention_factor).to(dtype)
         return lambda x: self.rotate_pairs(x, cos, sin)
-
-    def waves(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return the cosines and sines of the angles at these positions, [B, 1, S, d / 2]."""
-        angles = positions[:, None, :, None].float() * self.frequencies(positions.device)
-        return (angles.cos() * self.attention_factor).to(dtype), (angles.sin() * self.attention_factor).to(dtype)
 
     def frequencies(self, device: torch.device) -> Tensor:
         """Return the frequency of each pair of coordinates, [d / 2]."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from examples import first_of
+from spec_strategy import SHAPES
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 import glasshouse as gh
@@ -29,18 +30,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "relative": {"position": "relative"},
     "soft-cap": {"attention_softcap": 20.0},  # with an operation on types alone
     "post-norm": {"norm_placement": "post", "feedforward": "relu"},
-    "neox": {
-        "position": {"kind": "rotary", "fraction": 0.5},
-        "norm_placement": "parallel",
-        "norm": {"kind": "layer"},
-    },
-    "olmo2": {
-        "position": {"kind": "rotary"},
-        "norm_placement": "output",
-        "qk_norm": True,
-        "qk_norm_over": "projection",
-        "n_kv_heads": 2,
-    },
+    **SHAPES,
     "encoder-decoder": {"start_id": 1},
 }
 OPTIONS: dict[str, dict[str, Any]] = {

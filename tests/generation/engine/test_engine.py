@@ -17,6 +17,7 @@ from generation.reference import reference_generate
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from spec_strategy import SHAPES
 
 import glasshouse as gh
 from glasshouse.generation import DraftModel, PromptLookup, Request, SamplingParams
@@ -42,18 +43,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "alibi": {"position": {"kind": "alibi"}, "qk_norm": True},
     "relative": {"position": {"kind": "relative"}, "norm_placement": "post"},
     "soft-cap": {"attention_softcap": 4.0, "norm_placement": "sandwich", "position": {"kind": "none"}},
-    "neox": {
-        "position": {"kind": "rotary", "fraction": 0.5},
-        "norm_placement": "parallel",
-        "norm": {"kind": "layer"},
-    },
-    "olmo2": {
-        "position": {"kind": "rotary"},
-        "norm_placement": "output",
-        "qk_norm": True,
-        "qk_norm_over": "projection",
-        "n_kv_heads": 2,
-    },
+    **SHAPES,
     "encoder-decoder": {"start_id": 1},
     "t5": {"start_id": 0, "position": {"kind": "relative"}, "norm": {"kind": "rms"}, "n_kv_heads": 2},
 }

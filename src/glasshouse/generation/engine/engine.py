@@ -51,8 +51,8 @@ class Engine:
     `steering` has steering vectors by name, which a request's `steer` scales and adds at all of its positions.
 
     On CUDA decode steps are CUDA graphs of kernels made for them, each captured when it is first needed, or all by
-    `warm_up`. With `compile` they are also compiled by torch, which takes half a minute the first time on a machine
-    and ten seconds later, and decodes up to 6% faster where all slots are busy.
+    `warm_up`. With `compile` they are also compiled by torch, which takes ten to twenty seconds at first, and
+    decodes up to 6% faster where all slots are busy.
 
     With `batch_invariant` the log-probabilities of a request are bitwise identical for any composition of the batch:
     a GPU runs all slots at their full length, a CPU each sequence by itself, each prompt is prefilled in passes of
