@@ -140,7 +140,9 @@ class Train(Settings):
     parallel: Parallel = field(default=Parallel(), metadata={"omit_default": True})  # how processes share the model
     workers: int = 1  # threads that prefetch batches; 0: none
 
-    eval_every: int = 0  # [steps] between validations; 0: ten times per run (of its initial steps, if raised)
+    # [steps] between validations; 0: ten times per run (of its initial steps, if raised), less often in runs on a GPU
+    # of which writing ten checkpoints would take more than a fifth
+    eval_every: int = 0
     eval_samples: int = 0  # [samples] per validation, at most; 0: as many as 1% of the steps (likewise) process
     patience: int = 0  # [validations] without improvement before early stopping; 0: never
     save_every: int = 0  # [steps] between checkpoints; 0: ten times per run (likewise)
@@ -195,11 +197,6 @@ class Train(Settings):
     def chosen_optimizer(self) -> Optimizer:
         """Return the optimizer with `lr` applied."""
         return self.optimizer if self.lr is None else replace(self.optimizer, lr=self.lr)
-
-    @staticmethod
-    def interval(every: int, steps: int) -> int:
-        """Return an interval in steps; by default ten times in `steps`."""
-        return every or max(1, steps // 10)
 
 
 @dataclass(frozen=True)

@@ -45,6 +45,7 @@ from glasshouse.training.optimizer import set_lr, set_momentum
 from glasshouse.training.run import Run
 from glasshouse.training.schedule import Schedule
 from glasshouse.training.setup.custom import AnyDatasets
+from glasshouse.training.setup.interval import default_interval
 from glasshouse.training.signals import Signals, StoppedError
 from glasshouse.training.step import EMA, NonFiniteError, StepFuture, StepMetrics, TrainStep
 
@@ -236,7 +237,7 @@ class Trainer:
             self.save_checkpoint()
 
     def _is_due(self, every: int, step: int) -> bool:
-        return step % self.run.train.interval(every, self.state.initial_steps) == 0 or step == self.steps
+        return step % (every or self.state.interval) == 0 or step == self.steps
 
     def stop(self) -> None:
         """End the run after the current step, as after its last; for callbacks."""
@@ -423,6 +424,7 @@ class Trainer:
         self.checkpointer.restore(step, data)
         self.state.grad_accum = self.run.train.grad_accum or self.state.grad_accum
         self.state.initial_steps = self.state.initial_steps or self.steps
+        self.state.interval = self.state.interval or default_interval(self.state.initial_steps)  # of older versions
 
     def _truncate_logs(self, step: int) -> None:
         """Drop the lines and snapshots from a step on."""

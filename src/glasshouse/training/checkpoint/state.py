@@ -48,7 +48,8 @@ class TrainerState:
     best: tuple[int, float] | None = None  # step and loss of the best evaluation
     evals_since_best: int = 0  # the patience counter
     grad_accum: int = 1  # micro-batches per step
-    initial_steps: int = 0  # train.steps at the start: default intervals stay the same when it is raised
+    initial_steps: int = 0  # train.steps at the start: default sizes stay the same when it is raised
+    interval: int = 0  # steps between validations, and between checkpoints, by default
     pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
     stream: JsonDict | None = None  # the state of an iterable dataset at the next batch
     # names of what was given in Python, and fingerprints of an objective's frozen models

@@ -30,6 +30,7 @@ from glasshouse.training.plan.training import USABLE, choose_grad_accum, run_mem
 from glasshouse.training.run import Pretrained, Run, Train
 from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets, describe_tokens
 from glasshouse.training.setup.execution import describe_execution, make_train_step
+from glasshouse.training.setup.interval import choose_interval, default_interval
 from glasshouse.training.setup.model import make_initial_model
 from glasshouse.training.setup.resolve import Resolved, check_objective
 from glasshouse.training.signals import Signals
@@ -81,7 +82,15 @@ def build_trainer(
     if isinstance(datasets, CustomDatasets):
         brought["dataset"] += f" ({datasets.fingerprint})"
     held = {name: fingerprint(one)[:12] for name, one in objective.frozen_models().items()}
-    state = TrainerState(grad_accum=processes.max(grad_accum), initial_steps=steps, custom=brought | held)
+    interval = choose_interval(resolved, model, steps)
+    if interval > default_interval(steps) and not (choice.eval_every and choice.save_every):
+        reporter.log(
+            f"validated and saved every {interval} steps: ten checkpoints would take over a fifth of the time "
+            "(train.eval_every and train.save_every set it)"
+        )
+    state = TrainerState(
+        grad_accum=processes.max(grad_accum), initial_steps=steps, interval=interval, custom=brought | held
+    )
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
         model,

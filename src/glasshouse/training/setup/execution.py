@@ -76,9 +76,8 @@ def choose_execution(
         return "eager", None
     # Several processes share the time; and what they would need uncompiled is not planned for.
     if choice.compile == "auto" and not resolved.processes.is_parallel:
-        blocks = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
-        flops = machine.nominal_flops(device)
-        execution = fastest_execution(count_parameters(model.spec), blocks, choice.batch_tokens, steps, flops)
+        size, flops = count_parameters(model.spec), machine.nominal_flops(device)
+        execution = fastest_execution(size, count_blocks(model), choice.batch_tokens, steps, flops)
         if execution == "graphs":
             if can_capture(model, objective) and not choice.activation_checkpointing:
                 return "graphs", None
@@ -103,10 +102,20 @@ def fastest_execution(n_parameters: int, n_blocks: int, batch_tokens: int, steps
     >>> fastest_execution(**{**gpt2, "batch_tokens": 4096}, steps=200)
     'graphs'
     """
-    seconds = 6 * n_parameters * batch_tokens / (UTILIZATION * flops)
-    if seconds < LAUNCH_SECONDS * n_blocks:
+    seconds = step_seconds(n_parameters, n_blocks, batch_tokens, flops)
+    if seconds <= LAUNCH_SECONDS * n_blocks:
         return "graphs"
     return "compiled" if steps * seconds > REPAID_SECONDS else "eager"
+
+
+def step_seconds(n_parameters: int, n_blocks: int, batch_tokens: int, flops: float) -> float:
+    """Return about what an eager step takes: its arithmetic, or its launches where they take longer."""
+    return max(6 * n_parameters * batch_tokens / (UTILIZATION * flops), LAUNCH_SECONDS * n_blocks)
+
+
+def count_blocks(model: Model) -> int:
+    """Return the number of blocks in all stacks."""
+    return sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
 
 
 def can_capture(model: nn.Module, objective: Objective[Any]) -> bool:
