@@ -104,6 +104,7 @@ def specs(draw: st.DrawFn) -> spec.Spec:
         "ffn_bias": draw(st.booleans()),
         "qk_norm": qk_norm,
         "qk_norm_over": draw(st.sampled_from(["head", "projection"])) if qk_norm else "head",
+        "value_embeddings": draw(st.booleans()),
         "attention_scale": draw(st.sampled_from([None, 1.0])),
         "attention_softcap": draw(st.sampled_from([None, 5.0])),
         "windows": draw(st.sampled_from([(0,), (3,), (2, 0)])),

@@ -51,6 +51,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "QK norm": {"qk_norm": True, "position": "rotary"},
     "QK norm over the projection": {"qk_norm": True, "qk_norm_over": "projection", "position": "rotary"},
     "QK norm, seq2seq": {"kind": "seq2seq", "qk_norm": True, "norm": "rms"},
+    "value embeddings": {"value_embeddings": True, "n_layers": 2, "n_kv_heads": 2},
+    "value embeddings, seq2seq": {"kind": "seq2seq", "value_embeddings": True, "n_layers": 2},
     # feed-forward
     **{name: {"feedforward": name} for name in ("relu", "relu2", "gelu", "silu", "swiglu", "geglu")},
     "gelu, tanh": {"feedforward": {"kind": "gelu", "tanh": True}},

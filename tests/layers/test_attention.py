@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import itertools
+import math
+
 import pytest
 import torch
 from torch import Tensor
 
 import glasshouse as gh
 from glasshouse.layers.attention import Attention
+
+IDS = torch.randint(0, 256, (2, 6), generator=torch.Generator().manual_seed(0))
 
 
 def run_attention(**settings: object) -> tuple[Attention, Tensor, tuple[Tensor, ...]]:
@@ -23,7 +28,7 @@ def run_attention(**settings: object) -> tuple[Attention, Tensor, tuple[Tensor, 
     attention = model.stack.blocks[-1].attention.layer
     attention.register_forward_pre_hook(lambda _, args: inputs.update(x=args))
     attention.attend.register_forward_pre_hook(lambda _, args: inputs.update(qkv=args))
-    model(torch.randint(0, 256, (2, 6)))
+    model(IDS)
     return attention, inputs["x"][0], inputs["qkv"]
 
 
@@ -44,6 +49,19 @@ def test_qk_norm_over_all_heads_together() -> None:
         expected = part / (part.square().mean(-1, keepdim=True) + 1e-6).sqrt() * norm.norm.weight
         assert norm.norm.weight.shape == part.shape[-1:]
         assert (result - expected.view(2, 6, -1, attention.d_head).transpose(1, 2)).abs().max() < 1e-12
+
+
+def test_value_embeddings_are_added_to_the_values_of_every_second_layer() -> None:
+    attention, x, (_, _, v, _) = run_attention(value_embeddings=True, n_layers=4, n_kv_heads=2)
+    added, plain = attention.value_embedding, x @ attention.value.weight.T
+    for row, position, head in itertools.product(range(2), range(6), range(2)):
+        gate = 2 / (1 + math.exp(-float(added.gate.weight[head] @ x[row, position])))
+        own = added.table.weight[IDS[row, position], 16 * head : 16 * (head + 1)]
+        expected = plain[row, position, 16 * head : 16 * (head + 1)] + gate * own
+        assert (v[row, head, position] - expected).abs().max() < 1e-12
+    s = gh.preset("tiny-decoder", value_embeddings=True, n_layers=5)
+    blocks = gh.build(s).stack.blocks
+    assert ["value_embedding.gate" in dict(b.attention.layer.named_modules()) for b in blocks] == [0, 1, 0, 1, 0]
 
 
 @pytest.mark.parametrize(("given", "scale"), [(None, 16**-0.5), (1.0, 1.0)])

@@ -34,6 +34,7 @@ CHOICES: dict[str, list[object]] = {
     "windows": [(0,), (3, 0)],
     "attention_softcap": [None, 5.0],
     "qk_norm_over": ["none", "head", "projection"],
+    "value_embeddings": [False, True],
     "qkv_bias": [False, True],
     "final_norm": [False, True],
     "embed_norm": [False, True],

@@ -29,7 +29,7 @@ def make() -> gh.models.Decoder:
 
 
 # By hand, from layers/block.py down; the norms of queries and keys are identities.
-ATTENTION = ["query", "key", "value", "q_norm", "k_norm", "attend", "out"]
+ATTENTION = ["query", "key", "value", "q_norm", "k_norm", "attend", "out", "value_embedding"]
 FEEDFORWARD = ["gate", "up", "activation", "down"]
 SUBLAYERS = ("attention", "feedforward")
 MODULES = [

@@ -33,7 +33,8 @@ every_head = pytest.mark.parametrize(("kind", "head"), EVERY, ids=str)
 
 def make(kind: str, tok: gh.Tokenizer = SMALL, **settings: object) -> Model:
     torch.manual_seed(0)
-    model = gh.build(gh.preset(f"tiny-{kind}", **{"vocab_size": len(tok), **settings}), dtype=torch.float64).eval()
+    fields = {"vocab_size": len(tok), "value_embeddings": True, **settings}
+    model = gh.build(gh.preset(f"tiny-{kind}", **fields), dtype=torch.float64).eval()
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(torch.randn_like(weight), alpha=0.3)

@@ -82,6 +82,7 @@ class Reference:
         self.part = part
         self.weights = {name: one.detach() for name, one in model.state_dict().items()}
         self.causal = part != "encoder" and self.s.kind != "encoder"
+        self.ids: list[int] = []
 
     def w(self, name: str) -> Tensor | None:
         return self.weights.get(f"{self.part}.{name}")
@@ -158,6 +159,13 @@ class Reference:
         q, k = queries[rows[0]], [x[rows[1]] for x in keys]
         v = [self.linear(f"{name}.layer.value", x)[rows[1]] for x in read]
         stages = [("query", q), ("key", k), ("value", v)]
+        gate = self.w(f"{name}.layer.value_embedding.gate.weight")
+        if gate is not None:
+            table = self.w(f"{name}.layer.value_embedding.table.weight")
+            assert table is not None
+            scales = [2 / (1 + math.exp(-float(gate[shared] @ x))) for x in read]
+            v = [x + by * table[one][rows[1]] for x, by, one in zip(v, scales, self.ids, strict=True)]
+            stages += [("value_embedding", v)]
         if s.qk_norm:
             if s.qk_norm_over == "projection":
                 q = self.norm(f"{name}.layer.q_norm.norm", queries)[rows[0]]
@@ -245,6 +253,7 @@ class Reference:
         self, ids: list[int], position: int, layer: int, head: int, depth: int, memory: list[Tensor] | None = None
     ) -> tuple[list[Named], list[Tensor]]:
         """Return the steps of one token up to the final norm, and the vectors of all tokens there."""
+        self.ids = ids
         begun = [list(self.embedded(one, place)) for place, one in enumerate(ids)]
         taken, stream = begun[position], [one[-1][2] for one in begun]
         for number in range(depth):
@@ -310,6 +319,7 @@ EXTRAS: list[dict[str, Any]] = [
     {"position": {"kind": "rotary", "fraction": 0.5, "layout": "pairs"}, "norm_placement": "output"},
     {"position": "rotary", "norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"},
     {"position": "none", "norm": "layer", "qk_norm": True, "qk_norm_over": "projection", "n_kv_heads": 2},
+    {"position": "rotary", "value_embeddings": True, "n_kv_heads": 2, "norm": "rms"},
 ]
 
 

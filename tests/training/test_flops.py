@@ -87,6 +87,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "modern": ("decoder", {"feedforward": "swiglu", "n_kv_heads": 2, "qk_norm": True, "position": "rotary"}),
     "parallel": ("decoder", {"position": {"kind": "rotary", "fraction": 0.5}, "norm_placement": "parallel"}),
     "output": ("decoder", {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}),
+    "value embeddings": ("decoder", {"value_embeddings": True, "n_layers": 3}),
     "own head": ("decoder", {"head": {"kind": "next_token", "tied": False}, "norm_placement": "post"}),
     "encoder": ("encoder", {"n_segments": 2}),
     "labels": ("encoder", {"head": {"kind": "sequence_classification", "n_labels": 5}}),

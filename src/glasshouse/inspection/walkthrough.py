@@ -28,6 +28,7 @@ from glasshouse.layers.position import (
     rotate_halves,
 )
 from glasshouse.layers.sublayer import Sublayer
+from glasshouse.layers.value_embedding import ValueEmbedding
 
 SHOWN = 12  # keys whose vectors are part of a step; scores and weights are those of all
 STRONGEST = 12  # neurons named in a step
@@ -74,6 +75,7 @@ class TokenView:
     """One position of a forward pass, and the activations recorded there, as the steps of a layer need them."""
 
     x: Tensor  # [D], the layer's input
+    ids: Tensor  # [1, S]
     # By site, at this position; scores and patterns of the selected head; whole inputs of a kernel, [H, S, d].
     seen: Callable[[str], Tensor]
     index: int  # of the token
@@ -265,11 +267,19 @@ def _vector_steps(layer: MultiHeadAttention, token: TokenView, keys: _Keys) -> I
 
     query = projection("query", layer.query, token.x, q, head)
     key = projection("key", layer.key, keys.x, k, shared)
-    value = projection("value", layer.value, keys.x, v_last, shared)
+    added = getattr(layer, "value_embedding", None)
+    v = v_last
+    if isinstance(added, ValueEmbedding):
+        v = layer.value(keys.x[None, None])[0, 0].unflatten(0, (-1, d_head))[shared]
+    value = projection("value", layer.value, keys.x, v, shared)
     plain = not (normed or rotates)
     yield replace(query, site=f"{prefix}q", index=q_at) if plain else query
     yield replace(key, site=f"{prefix}k", index=k_at) if plain else key
-    yield replace(value, site=f"{prefix}v", index=k_at)
+    if isinstance(added, ValueEmbedding):
+        yield value
+        yield _value_embedding_step(added, token, keys, v, v_last, k_at)
+    else:
+        yield replace(value, site=f"{prefix}v", index=k_at)
     if normed:
         norms = [_norm_step(layer.q_norm, queries, head), _norm_step(layer.k_norm, all_keys, shared)]
         ends = [("q", q_at, q_last), ("k", k_at, k_last)]
@@ -280,6 +290,23 @@ def _vector_steps(layer: MultiHeadAttention, token: TokenView, keys: _Keys) -> I
     if rotates:
         numbers: dict[str, object] = {"x": q, "y": q_last, "x_key": k, "y_key": k_last}
         yield replace(rotate_step(keys.encoding, token.position, numbers), site=f"{prefix}q", index=q_at)
+
+
+def _value_embedding_step(
+    embedding: ValueEmbedding, token: TokenView, keys: _Keys, x: Tensor, y: Tensor, index: Mapping[str, int]
+) -> WalkthroughStep:
+    """Return the step that adds the embedding of token `of` to its value x [d] of one head."""
+    added = embedding.table.weight[token.ids[0, keys.of]].unflatten(0, (-1, len(x)))[index["head"]]
+    gate = 2 * torch.sigmoid(embedding.gate(keys.x))[index["head"]]
+    return WalkthroughStep(
+        name="value_embedding",
+        numbers={"x": x, "e": added, "g": gate[None], "y": y},
+        site="v",
+        index=index,
+        title="Value embedding",
+        formula="y = x + g e",
+        why="The head moves what the token itself is (e), as far as its gate (g, from 0 to 2) opens.",
+    )
 
 
 def _norm_step(norm: nn.Module, x: Tensor, head: int) -> NormStep:

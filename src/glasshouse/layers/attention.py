@@ -14,6 +14,7 @@ from glasshouse.layers.flops import FlopCount, is_trained
 from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import make_norm
 from glasshouse.layers.sublayer import INSIDE, PAIRS, VECTORS, LayerSite, Sublayer
+from glasshouse.layers.value_embedding import NoValueEmbedding, ValueEmbedding
 
 
 class MultiHeadAttention(Sublayer):
@@ -47,13 +48,14 @@ class MultiHeadAttention(Sublayer):
         return [*inputs, *inside, LayerSite(f"{self.prefix}z", VECTORS, "attend", "output")]
 
     def add_head_flops(
-        self, count: FlopCount, trained: bool, keys: FlopCount, keys_trained: bool
+        self, count: FlopCount, trained: bool, keys: FlopCount, keys_trained: bool, added_trained: bool = False
     ) -> tuple[int, bool]:
         """Add the FLOPs of the query and output projections to `count`, and of key and value projections to `keys`.
 
-        Return the FLOPs per query-key pair, and whether the output needs a gradient.
+        `added_trained` is whether what is added to the values needs a gradient. Return the FLOPs per query-key pair,
+        and whether the output needs a gradient.
         """
-        needs_grad = [count.add(self.query, trained)]
+        needs_grad = [count.add(self.query, trained), added_trained]
         needs_grad += [keys.add(self.key, keys_trained), keys.add(self.value, keys_trained)]
         needs_grad += [is_trained(self.q_norm), is_trained(self.k_norm)]
         scores = (12 if any(needs_grad) else 4) * self.n_heads * self.d_head  # two products, two gradients of each
@@ -74,11 +76,12 @@ class Attention(MultiHeadAttention):
         super().__init__(s, index)
         self.window = s.window(index)
         self.kv_shape = KVShape(s.n_kv_heads, s.d_head, self.window)
+        self.value_embedding = ValueEmbedding(s) if s.has_value_embedding(index) else NoValueEmbedding()
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply self-attention to x [B, S, D]."""
         q, k, v = (split_heads(project(x), self.d_head) for project in (self.query, self.key, self.value))
-        return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
+        return self.out(merge_heads(self.attend_heads(q, k, self.value_embedding(v, x, ctx), ctx)))
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """Normalise and rotate q and k, update the cache, and attend; q is [B, H, S, d]."""
@@ -93,7 +96,8 @@ class Attention(MultiHeadAttention):
 
     def add_flops(self, count: FlopCount, trained: bool) -> bool:
         """Add the FLOPs of the layer."""
-        scores, needs_grad = self.add_head_flops(count, trained, count, trained)
+        added = count.add(self.value_embedding, trained)
+        scores, needs_grad = self.add_head_flops(count, trained, count, trained, added)
         count.scores += scores
         return needs_grad
 
@@ -106,12 +110,13 @@ class FusedQKVAttention(Attention):
         self.index, self.window, self.kv_shape = layer.index, layer.window, layer.kv_shape
         self.n_heads, self.n_kv_heads, self.d_head = layer.n_heads, layer.n_kv_heads, layer.d_head
         self.project = project
-        self.q_norm, self.k_norm, self.attend, self.out = layer.q_norm, layer.k_norm, layer.attend, layer.out
+        self.q_norm, self.k_norm, self.value_embedding = layer.q_norm, layer.k_norm, layer.value_embedding
+        self.attend, self.out = layer.attend, layer.out
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply self-attention to x [B, S, D]."""
         q, k, v = (split_heads(one, self.d_head) for one in self.project(x))
-        return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
+        return self.out(merge_heads(self.attend_heads(q, k, self.value_embedding(v, x, ctx), ctx)))
 
 
 class ProjectionNorm(nn.Module):

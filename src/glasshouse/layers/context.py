@@ -19,6 +19,7 @@ class Context:
     rotate: Rotate  # the rotary embedding of queries and keys
     backends: Mapping[int, Backend]  # by the layer's window: the attention backend, with its mask
     positions: Tensor  # broadcasts to [B, S]
+    ids: Tensor | None = None  # [B, S], for layers that embed the tokens themselves
     cache: CacheView | None = None
     # By the layer's window: where in its row of the cache each token is written.
     write_offsets: Mapping[int, Tensor | int] = field(default_factory=dict)

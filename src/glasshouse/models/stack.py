@@ -80,7 +80,7 @@ class Stack(nn.Module):
             keys = layout if cache is None else cache.key_layout(layout, window)
             mask = self.mask(layout, keys, dtype, window, None if cache is None else cache.rows)
             backends[window] = self.backend(mask, layout, keys, dtype, cached=keys is not layout)
-        return Context(rotate, backends, layout.positions, cache, offsets, memory, cross)
+        return Context(rotate, backends, layout.positions, layout.ids, cache, offsets, memory, cross)
 
     def mask(
         self, queries: Layout, keys: Layout, dtype: torch.dtype, window: int, rows: Tensor | None = None

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from glasshouse import spec
 from glasshouse.errors import InputError
+from glasshouse.layers.value_embedding import ValueTable
 from glasshouse.models.builder import Model, build, has_registered_parts, instantiate_unfilled
 from glasshouse.models.checks import check_tokenizer, checked_weights
 from glasshouse.models.decoder import Decoder
@@ -46,6 +47,7 @@ def with_tokenizer(model: Model, old: Tokenizer, new: Tokenizer) -> Model:
     per_token = {"token_embedding.table.weight"}
     if isinstance(model.head, LMHead):
         per_token |= {"head.weight", "head.bias"}
+    per_token |= {f"{name}.weight" for name, module in model.named_modules() if isinstance(module, ValueTable)}
     weights = {
         name: _resize(weight, old_ids, sorted(old.ids)) if name in per_token else weight.clone()
         for name, weight in checked_weights(model).items()

@@ -13,6 +13,7 @@ from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.position import LearnedPosition
 from glasshouse.layers.sublayer import Sublayer
+from glasshouse.layers.value_embedding import ValueTable
 from glasshouse.models.heads import LMHead, UntiedLMHead
 from glasshouse.models.stack import Stack
 
@@ -105,6 +106,8 @@ def _draw(module: Linear | Embedding | UntiedLMHead, s: spec.TransformerSpec) ->
             nn.init.xavier_uniform_(module.weight)
         case spec.FanIn(), Linear():
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
+        case spec.FanIn(), ValueTable():
+            nn.init.normal_(module.weight, std=s.d_model**-0.5)
         case spec.FanIn(embedding_std, head_std), _:
             nn.init.normal_(module.weight, std=head_std if isinstance(module, UntiedLMHead) else embedding_std)
         case _:

@@ -52,6 +52,8 @@ class TransformerSpec(Settings):
     qk_norm: bool = False  # a norm on queries and keys, per head, before the rotation
     # what qk_norm is taken over: each head, or all heads together as in OLMo 2
     qk_norm_over: QKNormOver = field(default="head", metadata={"omit_default": True})
+    # every second layer adds an embedding of the token, times a gate of its input, to its values
+    value_embeddings: bool = field(default=False, metadata={"omit_default": True})
     attention_scale: float | None = None  # factor of the attention scores; None: 1 / sqrt(d_head)
     attention_softcap: float | None = None  # scores become cap * tanh(scores / cap); None: no cap
     windows: tuple[int, ...] = (0,)  # [tokens] sliding-window sizes, repeated over the layers; 0: full attention
@@ -109,6 +111,10 @@ class TransformerSpec(Settings):
     def position_limit(self) -> int | None:
         """The maximum sequence length, if the position encoding has one."""
         return self.position.limit(self.max_len)
+
+    def has_value_embedding(self, index: int) -> bool:
+        """Return whether a layer has a value embedding: every second one."""
+        return self.value_embeddings and index % 2 == 1
 
     def window(self, index: int) -> int:
         """Return the sliding-window size of a layer; 0 for full attention."""

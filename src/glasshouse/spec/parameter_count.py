@@ -40,7 +40,8 @@ def count_by_arithmetic(spec: Spec) -> int:
 def _stack(s: TransformerSpec, n_layers: int, *, cross: bool = False) -> int:
     norms = (3 if cross else 2) * (2 if s.norm_placement == "sandwich" else 1)
     block = (2 if cross else 1) * _attention(s) + _feedforward(s) + norms * _norm(s, s.d_model)
-    return _positions(s) + n_layers * block + (s.embed_norm + s.final_norm) * _norm(s, s.d_model)
+    values = sum(map(s.has_value_embedding, range(n_layers))) * _value_embedding(s)
+    return _positions(s) + n_layers * block + values + (s.embed_norm + s.final_norm) * _norm(s, s.d_model)
 
 
 def _attention(s: TransformerSpec) -> int:
@@ -49,6 +50,10 @@ def _attention(s: TransformerSpec) -> int:
     biases = s.qkv_bias * (d_query + 2 * d_key) + s.out_bias * s.d_model
     widths = (d_query, d_key) if s.qk_norm_over == "projection" else (s.d_head, s.d_head)
     return matrices + biases + s.qk_norm * sum(_norm(s, width) for width in widths)
+
+
+def _value_embedding(s: TransformerSpec) -> int:
+    return (s.vocab_size * s.d_head + s.d_model) * s.n_kv_heads  # the table and the gate
 
 
 def _feedforward(s: TransformerSpec) -> int:

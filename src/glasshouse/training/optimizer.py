@@ -213,7 +213,9 @@ def block_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
     """Yield the matrices inside the blocks, which Muon updates."""
     for stack in model.modules():
         if isinstance(stack, Stack):
-            yield from (weight for weight in stack.blocks.parameters() if weight.dim() == 2)
+            for module in stack.blocks.modules():
+                if not isinstance(module, Embedding):  # a lookup: its gradient is zero for most rows
+                    yield from (weight for weight in module.parameters(recurse=False) if weight.dim() == 2)
 
 
 def _adamw_groups(named: Named, choice: AdamW) -> list[Group]:

@@ -52,7 +52,7 @@ def weighted_sum(output: Tensor) -> Tensor:
 def with_edges(s: spec.Spec) -> spec.Spec:
     """Return a spec with edges: those of norms before the sublayers, and over single heads."""
     placement = s.norm_placement if s.norm_placement == "parallel" else "pre"
-    return replace(s, norm_placement=placement, qk_norm_over="head")
+    return replace(s, norm_placement=placement, qk_norm_over="head", value_embeddings=False)
 
 
 @many
@@ -237,6 +237,7 @@ def test_models_without_such_edges_are_refused() -> None:
         (small(norm_placement="post"), r"norm_placement is 'post', but edges need 'pre' or 'parallel'"),
         (small(norm_placement="output"), r"norm_placement is 'output', but edges need 'pre' or 'parallel'"),
         (small(qk_norm=True, qk_norm_over="projection"), r"qk_norm_over is 'projection', but edges need 'head'"),
+        (small(value_embeddings=True), r"value_embeddings is true, but edges need a value that is a projection"),
     ):
         with pytest.raises(gh.InputError, match=sentence):
             EdgeGraph(model)

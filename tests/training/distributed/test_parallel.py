@@ -193,8 +193,15 @@ def test_a_process_alone_has_no_group(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not torch.distributed.is_initialized()
 
 
-def test_a_norm_over_the_heads_of_all_processes_is_refused() -> None:
-    s = gh.preset("tiny-decoder", qk_norm=True, qk_norm_over="projection")
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"qk_norm": True, "qk_norm_over": "projection"}, "qk_norm_over is 'projection'"),
+        ({"value_embeddings": True}, "value_embeddings is true"),
+    ],
+)
+def test_what_is_of_the_heads_of_all_processes_is_refused(fields: dict[str, object], said: str) -> None:
+    s = gh.preset("tiny-decoder", **fields)
     check_divisible(s, 1)
-    with pytest.raises(ConfigError, match=r"^train.parallel.tensor is 2, but qk_norm_over is 'projection', .*= 1\.$"):
+    with pytest.raises(ConfigError, match=rf"^train.parallel.tensor is 2, but {said}, .*= 1\.$"):
         check_divisible(s, 2)

@@ -168,6 +168,7 @@ KINDS = {
         {**NO_DROPOUT, "position": {"kind": "rotary", "fraction": 0.5}, "norm_placement": "parallel"},
     ),
     "output": ("llama-small", {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}),
+    "value embeddings": ("llama-small", {"value_embeddings": True}),
     "llama": ("llama-small", {}),
     "modern": ("modern-small", {}),
 }

@@ -75,6 +75,11 @@ class EdgeGraph:
                 f"qk_norm_over is {over!r}, but edges need 'head', where a query depends on what its own head reads "
                 "alone; use path_patching."
             )
+        if self.model.spec.value_embeddings:
+            raise InputError(
+                "value_embeddings is true, but edges need a value that is a projection of what its head reads; "
+                "use path_patching."
+            )
         self.writers: list[Writers] = []
         self.readers: list[Readers] = []
         self.writer_names: list[str] = []

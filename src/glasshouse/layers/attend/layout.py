@@ -22,6 +22,7 @@ class Layout:
     prefix_lengths: Tensor | None = None  # [B, S] leading tokens of the document with bidirectional attention
     right_padded: bool = False  # all padding is at the end of its row
     ordered: bool = False  # token t of a row is at position t
+    ids: Tensor | None = None  # [B, S]; None: of keys in a cache
 
 
 def make_layout(
@@ -58,7 +59,7 @@ def make_layout(
     # Without a cache, right padding continues the positions, so that the causal mask hides it from real tokens.
     right_padded = lengths is not None and start is None
     if start is not None and start.dim() == 2:
-        return Layout(start, real)
+        return Layout(start, real, ids=ids)
     positions = _positions(ids, None if right_padded else real, numbers)
     if start is not None:
         if len(start) != len(ids):
@@ -66,7 +67,7 @@ def make_layout(
         positions = positions + start[:, None]
         if prefix_lengths is not None:
             _check_prefix(prefix_lengths, start + (ids.shape[1] if real is None else real.sum(1)))
-    return Layout(positions, real, numbers, documents, prefix_lengths, right_padded)
+    return Layout(positions, real, numbers, documents, prefix_lengths, right_padded, ids=ids)
 
 
 def _check_prefix(prefix_lengths: Tensor, cached: Tensor) -> None:

@@ -48,6 +48,11 @@ def check_divisible(s: spec.Spec, size: int) -> None:
             f"train.parallel.tensor is {size}, but qk_norm_over is 'projection', a norm over the heads of all "
             "processes; set train.parallel.tensor = 1."
         )
+    if size > 1 and s.value_embeddings:
+        raise ConfigError(
+            f"train.parallel.tensor is {size}, but value_embeddings is true, and their tables are not split over "
+            "processes; set train.parallel.tensor = 1."
+        )
 
 
 def split(model: Model, mesh: DeviceMesh) -> None:

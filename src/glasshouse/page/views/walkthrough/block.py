@@ -95,6 +95,7 @@ def _token(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -
     """Return the selected position as the steps of a layer need it."""
     return walkthrough.TokenView(
         x=x,
+        ids=path.ids,
         seen=lambda name: path.from_kernel(name) if name in path.kernel_sites else recorded[name],
         index=path.position,
         head=path.head,
