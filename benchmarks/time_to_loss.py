@@ -114,7 +114,7 @@ def python_files() -> list[Path]:
 
 
 def prepare(folder: Path, most: int | None, tokenizer: Path | None, vocabulary: int) -> Settings:
-    """Write the text of both parts and the tokenizer, unless they are there; return the settings of the data."""
+    """Write both parts, their tokenizer and their ids, unless they are there; return the settings of the data."""
     parts = {name: folder / f"{name}.jsonl" for name in ("train", "held_out")}
     if not all(path.exists() for path in parts.values()):
         files = python_files()[:most]
@@ -130,12 +130,10 @@ def prepare(folder: Path, most: int | None, tokenizer: Path | None, vocabulary: 
             texts = (json.loads(line)["text"] for line in lines)
             gh.Tokenizer.train(texts=texts, vocab_size=vocabulary).save(made)
         note("trained the tokenizer")
-    return {
-        "path": str(parts["train"]),
-        "validation": str(parts["held_out"]),
-        "tokenizer": str(made),
-        "seq_len": CONTEXT,
-    }
+    tok = gh.Tokenizer.load(made)
+    corpora = {name: gh.data.prepare(path, tok, folder / name) for name, path in parts.items()}  # once for all runs
+    note(f"{corpora['train'].n_tokens:,} tokens to train on")
+    return {"path": str(folder / "train"), "validation": str(folder / "held_out"), "seq_len": CONTEXT}
 
 
 @dataclass
