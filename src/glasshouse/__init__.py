@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from glasshouse.inspection import lens as lens
     from glasshouse.inspection import nearest as nearest
     from glasshouse.inspection import patch as patch
+    from glasshouse.inspection import probe as probe
     from glasshouse.inspection import record as record
     from glasshouse.inspection import steering_vector as steering_vector
     from glasshouse.inspection.parameters.by_head import weights as weights
@@ -101,6 +102,7 @@ _EXPORTS = {
     "patch": "inspection",
     "preset": "spec",
     "presets": "spec",
+    "probe": "inspection",
     "record": "inspection",
     "register": "registry",
     "saliency": "inspection",

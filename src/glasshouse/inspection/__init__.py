@@ -7,6 +7,7 @@ from glasshouse.inspection.editing import AblationEdit, ablate_head, add, edit, 
 from glasshouse.inspection.geometry import attention_rollout, position_similarity, residual_norms
 from glasshouse.inspection.head_scoring import HeadScores, head_scores, repeated_tokens
 from glasshouse.inspection.inputs.text_input import run
+from glasshouse.inspection.linear_probe import LinearProbe, probe
 from glasshouse.inspection.logit_lens import Lens, lens
 from glasshouse.inspection.parameters.by_head import LayerWeights, Weights, weights
 from glasshouse.inspection.parameters.composition import Composition
@@ -41,6 +42,7 @@ __all__ = [
     "HeadScores",
     "LayerWeights",
     "Lens",
+    "LinearProbe",
     "LowRank",
     "NearestTokens",
     "PathEffect",
@@ -69,6 +71,7 @@ __all__ = [
     "patch",
     "path_patching",
     "position_similarity",
+    "probe",
     "record",
     "repeated_tokens",
     "residual_norms",
