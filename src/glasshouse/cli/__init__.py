@@ -22,6 +22,7 @@ from glasshouse.cli import (
     model,
     notes,
     plan,
+    probe,
     screen,
     serve,
     steer,
@@ -72,6 +73,7 @@ app = typer.Typer(
 app.add_typer(tokenizer.app, name="tokenizer")
 app.add_typer(data.app, name="data")
 app.add_typer(steer.app, name="steer")
+app.add_typer(probe.app, name="probe")
 app.add_typer(training.app)
 app.add_typer(plan.app)
 app.add_typer(evaluation.app)

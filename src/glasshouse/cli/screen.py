@@ -37,7 +37,7 @@ def in_colour() -> bool:
     return sys.stdout.isatty() and stdout.color_system is not None and not stdout.no_color
 
 
-def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), right: Iterable[int] = ()) -> None:
+def table(rows: Iterable[Sequence[str | Text]], header: Sequence[str] = (), right: Iterable[int] = ()) -> None:
     """Print rows in columns; the columns in `right` are right-aligned."""
     drawn = Table(box=None, pad_edge=False, show_header=bool(header))
     rows, right = list(rows), set(right)
@@ -46,7 +46,7 @@ def table(rows: Iterable[Sequence[str]], header: Sequence[str] = (), right: Iter
             header[number] if header else "", justify="right" if number in right else "left", overflow="fold"
         )
     for row in rows:
-        drawn.add_row(*map(Text, row))
+        drawn.add_row(*(Text(cell) if isinstance(cell, str) else cell for cell in row))
     stdout = console()
     if sys.stdout.isatty():
         stdout.print(drawn)

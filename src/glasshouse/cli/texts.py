@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
@@ -41,6 +42,17 @@ def given_or_lines(texts: list[str] | None) -> Iterator[str]:
         return
     for line in sys.stdin.buffer:
         yield line.decode(errors="replace").removesuffix("\n").removesuffix("\r")
+
+
+def of_lines(path: Path) -> list[str]:
+    r"""Return the texts of a file, one per line; `\n` in a line is a line break of its text."""
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise gh.InputError(f"the texts in {str(path)!r} cannot be read: {error}.") from None
+    if not (found := [line.replace("\\n", "\n") for line in lines if line.strip()]):
+        raise gh.InputError(f"{str(path)!r} has no texts; write one per line.")
+    return found
 
 
 def listed(names: Iterable[str] | None) -> tuple[str, ...]:

@@ -112,10 +112,7 @@ class LinearProbe:
             raise StoreError(f"there is no {str(path)!r}; make it with glasshouse probe make.")
         metadata, tensors = store.read_metadata(Path(path)), store.read_tensors(Path(path))
         direction, bias = tensors.get("direction"), tensors.get("bias")
-        try:
-            measured = {name: HeldOut(**one) for name, one in json.loads(metadata.get("held_out", "")).items()}
-        except (ValueError, TypeError, AttributeError):
-            measured = {}
+        measured = _read_measured(metadata.get("held_out", ""))
         if (
             metadata.get("kind") != KIND
             or direction is None
@@ -144,7 +141,7 @@ def probe(
     model: Model,
     tok: Tokenizer | None,
     texts: Sequence[Prompt],
-    labels: Sequence[bool] | Sequence[Sequence[bool]],
+    labels: Sequence[bool | Sequence[bool]],
     *,
     site: str | None = None,
     l2: float = 1.0,
@@ -200,6 +197,17 @@ def probe(
     return LinearProbe(direction, bias, site, model_fingerprint(whole), held_out, held_out_texts)
 
 
+def _read_measured(text: str) -> dict[str, HeldOut]:
+    """Return what `save` writes of held-out examples; empty for any other text."""
+    try:
+        return {
+            name: HeldOut(float(one["accuracy"]), float(one["auc"]), int(one["positive"]), int(one["negative"]))
+            for name, one in json.loads(text).items()
+        }
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return {}
+
+
 class _Labelled(NamedTuple):
     """The ids of a text, and the labels of those that count: of a longer text, all but the first."""
 
@@ -232,7 +240,7 @@ def _labelled(
     model: Decoder | Encoder,
     tok: Tokenizer | None,
     texts: Sequence[Prompt],
-    labels: Sequence[bool] | Sequence[Sequence[bool]],
+    labels: Sequence[bool | Sequence[bool]],
 ) -> list[_Labelled]:
     """Return the ids of texts with the label of each token."""
     if isinstance(texts, str | bytes) or len(texts) != len(labels):
@@ -327,7 +335,7 @@ def _logistic_regression(values: Tensor, labels: Tensor, weights: Tensor, penalt
         fitted.grad = torch.cat([pull @ values + penalty * fitted[:-1], pull.sum()[None]])
         return weights @ F.softplus(-margins) + penalty / 2 * fitted[:-1].square().sum()
 
-    optimizer.step(loss_and_gradient)  # type: ignore[no-untyped-call]
+    optimizer.step(loss_and_gradient)
     direction, shift = fitted[:-1] / scale, fitted[-1]
     return direction.float(), float(shift - mean @ direction)
 
