@@ -1,13 +1,14 @@
-"""Recording of activations during generation, by request and position."""
+"""Reading of activations during generation: recordings by request and position, and scores of linear probes."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,57 +16,111 @@ from torch import Tensor
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.inspection.hooks import Hook, hook_manager_of
+from glasshouse.inspection.linear_probe import LinearProbe
 from glasshouse.inspection.recording import Recording
 from glasshouse.inspection.sites import Index, Selection, Site, select
 from glasshouse.layers.sublayer import PAIRS
 from glasshouse.models import Decoder, Seq2Seq
 
 
-class Recorder:
-    """Records the forward passes of an engine, which run through the inference copy of the model."""
+class Reading(Protocol):
+    """What is read at one site in a forward pass, for the whole batch."""
 
-    def __init__(self, model: Decoder | Seq2Seq, sites: Sequence[RecordedSite]) -> None:
-        self._hook_manager = hook_manager_of(model)
-        self._values: dict[RecordedSite, Tensor] = {}  # of this forward pass, for the whole batch
-        self._hooks = [Hook(site.in_pass(model), read=partial(self._values.__setitem__, site)) for site in sites]
+    @property
+    def name(self) -> str:
+        """The name that tells it from others."""
+        ...
+
+    def in_pass(self, model: Decoder | Seq2Seq) -> Selection:
+        """Return the selection for a forward pass of the inference copy."""
+        ...
+
+    def of(self, value: Tensor) -> Tensor:
+        """Return what is kept of the value there."""
+        ...
+
+
+class Reader:
+    """Reads sites in the forward passes of an engine, which run through the inference copy of the model."""
+
+    def __init__(self, model: Decoder | Seq2Seq) -> None:
+        self._model, self._hook_manager = model, hook_manager_of(model)
+        self._values: dict[str, Tensor] = {}  # of this forward pass
 
     @contextmanager
-    def recording(self, batch: Sequence[tuple[RequestRecording, int]], count: int) -> Iterator[None]:
-        """Record one forward pass with `count` new tokens per sequence, from the given position of each on."""
+    def reading(self, readings: Iterable[Reading]) -> Iterator[list[Tensor]]:
+        """Read one forward pass inside the block; the values are in the list after it, in this order."""
+        found: list[Tensor] = []
+        if not (asked := list(readings)):
+            yield found
+            return
         try:
-            with self._hook_manager.registered(self._hooks):
-                yield
-            for row, (recording, start) in enumerate(batch):
-                for site, values in self._values.items():
-                    recording.add(site, values[row], start, count)
+            with self._hook_manager.registered([self._hook(one) for one in asked]):
+                yield found
+            found += [self._values[one.name] for one in asked]
         finally:
             self._values.clear()
+
+    def _hook(self, reading: Reading) -> Hook:
+        def read(value: Tensor) -> None:
+            self._values[reading.name] = reading.of(value)
+
+        return Hook(reading.in_pass(self._model), read=read, captured=True)
 
 
 class RequestRecording:
     """The recorded activations of one request, one piece per forward pass until they are joined."""
 
-    def __init__(self, sites: Sequence[RecordedSite], source_len: int) -> None:
-        self._source_len = source_len
+    def __init__(self, sites: Sequence[RecordedSite], prompt_len: int, source_len: int) -> None:
+        self._prompt_len, self._source_len = prompt_len, source_len
         self._pieces: dict[RecordedSite, list[Tensor]] = {site: [] for site in sites}
         self._result: Recording | None = None
 
+    @property
+    def of_prompt(self) -> bool:
+        """Whether positions of the prompt are recorded."""
+        return any(site.selection.span != "new" for site in self._pieces)
+
+    @property
+    def of_source(self) -> list[RecordedSite]:
+        """The sites to read while the source is encoded."""
+        return [site for site in self._pieces if site.of_encoder]
+
+    def of_pass(self, start: int) -> dict[str, RecordedSite]:
+        """Return the sites to read in a pass of the decoder whose first token is at a position, by name."""
+        return {
+            site.name: site
+            for site, pieces in self._pieces.items()
+            if not site.of_encoder and (start in self._span(site) if site.per_token else not pieces)
+        }
+
     def add(self, site: RecordedSite, value: Tensor, start: int, count: int) -> None:
-        """Keep the values of one sequence in a forward pass, whose new tokens start at position `start`."""
-        pieces = self._pieces[site]
-        if site.per_token or not pieces:  # a source does not change
+        """Keep the values of this sequence in a forward pass, whose new tokens start at position `start`."""
+        if self._result is None:
             # A copy: a view would keep the whole batch alive, and keys and values change in the engine's cache.
-            pieces.append(site.cut(value, start, count, self._source_len).clone())
+            self._pieces[site].append(site.cut(value, start, count, self._source_len).clone())
 
     def result(self, length: int) -> Recording:
-        """Return the recording of a finished request, by position, up to `length` tokens."""
+        """Return the recording of a finished request, by position, up to position `length`."""
         if self._result is None:
             self._result = Recording([site.selection for site in self._pieces])
             for site, pieces in self._pieces.items():
                 if pieces:
-                    self._result.put(site.selection, site.join(pieces, length, self._source_len))
+                    span = self._span(site)
+                    kept = min(length, span.stop) - span.start
+                    self._result.put(site.selection, site.join(pieces, kept, self._source_len))
             self._pieces.clear()
         return self._result
+
+    def _span(self, site: RecordedSite) -> range:
+        """Return the positions that are recorded at a site."""
+        match site.selection.span:
+            case "prompt":
+                return range(self._prompt_len)
+            case "new":
+                return range(self._prompt_len, sys.maxsize)
+            case _:
+                return range(sys.maxsize)
 
 
 class RecordedSite:
@@ -73,6 +128,7 @@ class RecordedSite:
 
     def __init__(self, selection: Selection) -> None:
         site = selection.site
+        self.name = selection.name
         self.pairs = site.axes == PAIRS
         keys = selection.index[-1] if self.pairs else slice(None)
         self.one_key = isinstance(keys, int)
@@ -82,8 +138,9 @@ class RecordedSite:
         self.seq_dim = self.selection.axes.index("query" if self.pairs else "position")
         self.from_cache = site.is_cached  # values include the cached tokens before
         self.crosses = ".cross." in site.path
+        self.of_encoder = site.name.startswith("encoder.")
         # Values of the encoder or its output are complete in one pass; elsewhere each pass adds positions.
-        self.per_token = not site.name.startswith("encoder.") and not (self.crosses and self.from_cache)
+        self.per_token = not self.of_encoder and not (self.crosses and self.from_cache)
 
     def in_pass(self, model: Decoder | Seq2Seq) -> Selection:
         """Return the selection for a forward pass of the inference copy, for the whole batch."""
@@ -94,13 +151,28 @@ class RecordedSite:
             index=(*index[:-1], self.keys) if self.pairs else index,
         )
 
+    def of(self, value: Tensor) -> Tensor:
+        """Return the value."""
+        return value
+
+    def at(self, value: Tensor, positions: Tensor) -> Tensor:
+        """Return the part of a batch's value in a decode step that is of the new tokens, at positions [n].
+
+        Of keys and values, which are those of the whole cache, that is one position for each sequence.
+        """
+        if not self.from_cache or self.crosses:
+            return value
+        axis = self.seq_dim + 1  # after the batch
+        return value.take_along_dim(positions.view(-1, *[1] * (value.dim() - 1)), axis)
+
     def cut(self, value: Tensor, start: int, count: int, source_len: int) -> Tensor:
         """Return the part of one sequence's value for its new tokens, the first of which is at `start`."""
         if self.pairs:
             return value[..., : self._count(source_len if self.crosses else start + count)]
         if self.from_cache:
             first, length = (0, source_len) if self.crosses else (start, count)
-            return value.narrow(self.seq_dim, first, length)
+            # In a decode step `at` has taken its one position already.
+            return value.narrow(self.seq_dim, 0 if value.shape[self.seq_dim] == count else first, length)
         return value
 
     def join(self, pieces: list[Tensor], length: int, source_len: int) -> Tensor:
@@ -111,7 +183,7 @@ class RecordedSite:
             pieces, sizes = pieces[:-extra], sizes[:-extra]
         if not self.pairs:
             return torch.cat(pieces, self.seq_dim)
-        n_keys = 1 if self.one_key else self._count(source_len if self.crosses else sum(sizes))
+        n_keys = 1 if self.one_key else pieces[-1].shape[-1]
         # Causal: a query does not attend to later keys.
         hidden = 0.0 if self.selection.site.hook_point == "pattern" else -math.inf
         joined = pieces[0].new_full((*pieces[0].shape[:-2], sum(sizes), n_keys), hidden)
@@ -122,6 +194,45 @@ class RecordedSite:
     def _count(self, n_keys: int) -> int:
         """Return how many of `n_keys` keys are selected."""
         return len(range(n_keys)[self.keys])
+
+
+@dataclass(frozen=True, eq=False)
+class ProbedSite:
+    """The linear probes that read one site, and their scores of the token that decodes."""
+
+    name: str
+    selection: Selection
+    columns: Mapping[str, int]  # of the scores, by the probe's name
+    directions: Tensor  # [D, P], float32
+    biases: Tensor  # [P]
+
+    def in_pass(self, model: Decoder | Seq2Seq) -> Selection:
+        """Return the selection for a forward pass of the inference copy."""
+        return replace(self.selection, site=replace(self.selection.site, model=model))
+
+    def of(self, value: Tensor) -> Tensor:
+        """Return the scores [n, P] of activations [n, 1, D]."""
+        return torch.addmm(self.biases, value[:, -1].float(), self.directions)
+
+
+def probed_sites(model: Decoder | Seq2Seq, probes: Mapping[str, LinearProbe]) -> list[ProbedSite]:
+    """Return what probes read, by site."""
+    device = model.token_embedding.table.weight.device
+    found = []
+    for site in dict.fromkeys(probe.site for probe in probes.values()):
+        here = {name: probe for name, probe in probes.items() if probe.site == site}
+        directions = torch.stack([probe.direction for probe in here.values()], 1).float().to(device)
+        biases = torch.tensor([probe.bias for probe in here.values()], device=device)
+        columns = {name: column for column, name in enumerate(here)}
+        (selection,) = select(model, site)
+        found.append(ProbedSite(f"probes of {site}", selection, columns, directions, biases))
+    return found
+
+
+def check_probes(model: Decoder | Seq2Seq, probes: Mapping[str, LinearProbe]) -> None:
+    """Raise for probes of another model."""
+    for name, probe in probes.items():
+        probe.check(model, f"the probe {name!r}")
 
 
 def recorded_sites(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list[RecordedSite]:
@@ -163,3 +274,13 @@ def _shape(site: Site, s: spec.Spec) -> tuple[int, ...]:
         "neuron": s.d_ff,
     }
     return tuple(sizes.get(axis, sys.maxsize) for axis in site.axes)
+
+
+def own_namespace(namespace: str, recording: RequestRecording | None) -> str:
+    """Return the namespace of a request's cached prefixes: one that records its prompt computes all of it."""
+    if recording is None or not recording.of_prompt:
+        return namespace
+    return f"{namespace} recorded for request {next(_numbers)}"
+
+
+_numbers = itertools.count()

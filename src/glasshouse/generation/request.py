@@ -47,6 +47,9 @@ class Completion:
     top_logprobs: list[TopLogprobs] | None = None  # for each id, where SamplingParams.top_logprobs is set
     # For each id, and the token that ended it, where SamplingParams.candidates is set.
     draws: Draws | None = field(default=None, compare=False)
+    # By the name of each probe of SamplingParams.probes, for each id: its activation is read when the next token is
+    # sampled, so the last id has none unless an end token or a stop string came after it.
+    scores: dict[str, list[float]] | None = None
 
     def __repr__(self) -> str:
         """Show it in one line: ids and log-probabilities would be pages."""
@@ -108,6 +111,7 @@ class Request:
         self.top_logprobs: list[TopLogprobs] = []  # for each id, with the parameter of that name
         self.end_token: EndToken | None = None  # the one that ended it, if one did; it is not among the ids
         self.draws = Draws(options.candidates) if options.candidates else None
+        self.scores: dict[str, list[float]] = {name: [] for name in options.probes}
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.hypotheses: list[Hypothesis] = []  # of a beam search
@@ -124,6 +128,11 @@ class Request:
     def done(self) -> bool:
         """Whether the request is finished."""
         return self.finish_reason is not None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether activations are recorded, or scored by probes."""
+        return self.recording is not None or bool(self.scores)
 
     @property
     def truncated(self) -> bool:
@@ -204,6 +213,7 @@ class Request:
                 self.draws.truncate(kept)
             self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
             self.top_logprobs = self.top_logprobs[:kept]
+            self.scores = {name: scores[:kept] for name, scores in self.scores.items()}
         self.finish_reason = reason
         return True
 
@@ -238,7 +248,8 @@ class Request:
             recording = None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
             top = self.top_logprobs if self.options.top_logprobs else None
             found = (self.text, self.ids, self.logprobs, self.finish_reason)
-            return [Completion(*found, recording=recording, top_logprobs=top, draws=self.draws)]
+            scores = self.scores or None
+            return [Completion(*found, recording=recording, top_logprobs=top, draws=self.draws, scores=scores)]
         return [self._completion(one) for one in self.hypotheses]
 
     def _problem(self, token: int, logprob: float) -> str | None:

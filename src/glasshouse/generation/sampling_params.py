@@ -101,6 +101,8 @@ class SamplingParams:
     )
     steer: Mapping[str, float] = field(default_factory=dict)  # scales of the engine's steering vectors, by name
     steer_at: SteerAt = "all"  # which tokens are steered: all, those of the prompt, or the new ones
+    record: tuple[str, ...] = ()  # sites whose activations are kept, as for gh.record: resid_post.2[position=new]
+    probes: tuple[str, ...] = ()  # names of the engine's linear probes, which score each new token
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = number(1, POSITIVE, "Beam width of beam search, which samples nothing; 1 is no search.")
@@ -125,7 +127,10 @@ class SamplingParams:
             "stop", _all(self.stop, lambda text: isinstance(text, str) and text != ""), "strings, none empty"
         )
         self._require("stop_token_ids", _all(self.stop_token_ids, COUNT.hold), "ids")
-        for name in ("stop", "stop_token_ids"):
+        for name in ("record", "probes"):
+            self._set(name, (given,) if isinstance(given := getattr(self, name), str) else given)
+            self._require(name, _all(getattr(self, name), lambda one: isinstance(one, str)), "names")
+        for name in ("stop", "stop_token_ids", "record", "probes"):
             self._set(name, tuple(getattr(self, name)))
         if self.beams > 1 and self.temperature > 0:
             raise InputError(
@@ -134,7 +139,7 @@ class SamplingParams:
             )
         if self.beams > 1 and self.constraint is not None:
             raise InputError(f"beams is {self.beams}, but beam search takes no constraint; leave one of them out.")
-        for name in ("top_logprobs", "candidates"):
+        for name in ("top_logprobs", "candidates", "record", "probes"):
             if self.beams > 1 and getattr(self, name):
                 raise InputError(f"beams is {self.beams}, but {name} are not kept in a beam search; leave one out.")
 

@@ -51,14 +51,19 @@ def check_compile(compile_: bool, *, recorded: bool) -> bool:
 
 
 def check_option_names(
-    options: SamplingParams, tok: Tokenizer | None, vocab_size: int, vectors: Collection[str]
+    options: SamplingParams,
+    tok: Tokenizer | None,
+    vocab_size: int,
+    vectors: Collection[str],
+    probes: Collection[str],
 ) -> None:
-    """Raise for stop strings without a tokenizer, ids outside the vocabulary, and vectors that are not registered."""
+    """Raise for stop strings without a tokenizer, ids outside the vocabulary, and names that are not registered."""
     if options.stop and tok is None:
         raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_token_ids instead.")
-    if unknown := next((name for name in options.steer if name not in vectors), None):
-        advice = did_you_mean(unknown, vectors) if vectors else "none is registered."
-        raise InputError(f"there is no steering vector {unknown!r}; {advice}")
+    for kind, names, known in (("steering vector", options.steer, vectors), ("probe", options.probes, probes)):
+        if unknown := next((name for name in names if name not in known), None):
+            advice = did_you_mean(unknown, known) if known else "none is registered."
+            raise InputError(f"there is no {kind} {unknown!r}; {advice}")
     for name in ("logit_bias", "stop_token_ids"):
         if (largest := max(getattr(options, name), default=0)) >= vocab_size:
             raise InputError(f"{name} names id {largest}, but ids go to vocab_size - 1 = {vocab_size - 1}.")
@@ -81,7 +86,7 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
         raise InputError(f"beams is {options.beams}, but the engine has {slots} slots; make more.")
     if options.beams > 1 and recorded:
         raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
-    for name in ("top_logprobs", "candidates"):
+    for name in ("top_logprobs", "candidates", "record", "probes"):
         if getattr(options, name) and drafts:
             raise InputError(f"{name} and speculator were both given; drafts keep none; leave one out.")
     if options.constraint is not None and drafts:

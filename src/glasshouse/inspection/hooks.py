@@ -34,6 +34,7 @@ class Hook:
     read: Callable[[Tensor], None] | None = None  # of the selected slice
     capture: Callable[[AttendCall], None] | None = None  # of a pattern: the arguments it is computed from
     in_graph: bool = False  # read the tensor of the autograd graph itself, not a recomputed one
+    captured: bool = False  # what it reads is a result of the CUDA graph that is captured
     by_position: bool = False  # edits some positions alone, which the hook manager tells during generation
     position_dependent: bool = False  # depends on rows or positions in a way that differs between prefill and decode
 
@@ -296,7 +297,7 @@ class HookedAttend(Attend):
 
 def _check_not_captured(hooks: list[Hook], value: Tensor) -> None:
     """Raise InputError while a CUDA graph is captured: the hook would not run when the graph is replayed."""
-    name = next((hook.selection.name for hook in hooks if hook.read is not None), None)
+    name = next((hook.selection.name for hook in hooks if hook.read is not None and not hook.captured), None)
     if name is not None and value.is_cuda and torch.cuda.is_current_stream_capturing():
         raise InputError(f"{name} is recorded around an engine; pass its name to generate as record.")
 

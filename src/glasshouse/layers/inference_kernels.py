@@ -17,9 +17,10 @@ from torch import Tensor
 
 from glasshouse.layers.cache.kernels import tile
 from glasshouse.layers.context import Context
-from glasshouse.layers.feedforward import FeedForward, FusedGateUpFeedForward
+from glasshouse.layers.feedforward import GATED_SITES, FeedForward, FusedGateUpFeedForward
 from glasshouse.layers.norm import RMSNorm
 from glasshouse.layers.position import RotaryPosition, rotate_halves
+from glasshouse.layers.sublayer import LayerSite
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 ACTIVATIONS = {"swiglu": 0, "geglu": 1, "geglu_tanh": 2}  # of gated feed-forward layers, by kind
@@ -116,6 +117,10 @@ class KernelGatedFeedForward(FeedForward):
     def __init__(self, layer: FusedGateUpFeedForward) -> None:
         torch.nn.Module.__init__(self)
         self.gate_up, self.down, self.kind = layer.gate_up, layer.down, layer.kind
+
+    def sites(self) -> list[LayerSite]:
+        """Return those of the layer, of which the kernel hides the gate and what it multiplies."""
+        return list(GATED_SITES)
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Map x [B, S, D] to [B, S, D]."""

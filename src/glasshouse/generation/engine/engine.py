@@ -16,7 +16,13 @@ from glasshouse.generation.engine.model_runner import ModelRunner
 from glasshouse.generation.engine.output_processor import OutputProcessor
 from glasshouse.generation.engine.scheduler import Scheduler
 from glasshouse.generation.engine.slots import Slots
-from glasshouse.generation.recording import RequestRecording, recorded_sites
+from glasshouse.generation.recording import (
+    RecordedSite,
+    RequestRecording,
+    check_probes,
+    own_namespace,
+    recorded_sites,
+)
 from glasshouse.generation.request import Request
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Speculator
@@ -31,6 +37,7 @@ from glasshouse.generation.validation import (
     split_source,
 )
 from glasshouse.inspection.hooks import hook_manager_of
+from glasshouse.inspection.linear_probe import LinearProbe
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
 from glasshouse.models.checks import check_length
@@ -47,8 +54,10 @@ class Engine:
     CUDA 4,096), several prompts in one pass, and every request with a complete prompt decodes one token. The model
     must not change while an engine uses it: the engine has a copy of its weights in a faster memory layout, unless
     `weights` is "own" (no copy), "int8" (quantized; on CUDA for one slot) or "int4" (on the CPU). `record` names
-    sites, as for `gh.record`: the activations are in the `recording` of each completion, as at `gh.generate`.
-    `steering` has steering vectors by name, which a request's `steer` scales and adds at all of its positions.
+    sites, as for `gh.record`, to record for every request; a request's own `record` names more. The activations are
+    in the `recording` of its completion. `steering` has steering vectors by name, which a request's `steer` scales and
+    adds at all of its positions; `probes` has linear probes by name, and those that a request's `probes` names score
+    its new tokens.
 
     On CUDA decode steps are CUDA graphs of kernels made for them, each captured when it is first needed, or all by
     `warm_up`. With `compile` they are also compiled by torch, which takes ten to twenty seconds at first, and
@@ -86,17 +95,21 @@ class Engine:
         batch_invariant: bool = False,
         record: str | Sequence[str] = (),
         steering: Mapping[str, SteeringVector] | None = None,
+        probes: Mapping[str, LinearProbe] | None = None,
     ) -> None:
         model = check_model(model)
         check_vectors(model, steering or {})
+        check_probes(model, probes or {})
         if tok is not None:
             check_tokenizer(model, tok)
         sites = recorded_sites(model, record)
         # What was new to one request may be the prompt of another.
         by_position = any(hook.by_position for hook in hook_manager_of(model).hooks)
         check_speculator(speculator is not None, recorded=bool(sites), batch_invariant=batch_invariant)
-        self.tok, self.spec, self.steering = tok, model.spec, dict(steering or {})
-        self._sites, self._rules = sites, read_token_rules(model)
+        self.tok, self.spec = tok, model.spec
+        self.steering, self.probes = dict(steering or {}), dict(probes or {})
+        self._sites, self._rules = {site.name: site for site in sites}, read_token_rules(model)
+        self._compiles = compile
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
         self.prefill_chunk = check_count(
@@ -119,6 +132,7 @@ class Engine:
             batch_invariant=batch_invariant,
             speculator=speculator,
             vectors=self.steering,
+            probes=self.probes,
             sites=sites,
         )
         self.speculation = self._runner.speculation  # how far drafts were accepted so far
@@ -194,7 +208,7 @@ class Engine:
 
         Only requests of one `namespace` share cached prefixes: cache hits would reveal, by their time, other prompts.
         """
-        check_option_names(options, self.tok, self.spec.vocab_size, self.steering)
+        check_option_names(options, self.tok, self.spec.vocab_size, self.steering, self.probes)
         options = options.with_suppressed(self._rules.suppressed)
         end_ids = frozenset((*self.spec.end_ids, *options.stop_token_ids))
         check_allowed(options, end_ids, self.spec.vocab_size)
@@ -204,6 +218,8 @@ class Engine:
         prompt, source = split_source(
             list(ids), self.spec, self._rules, target_prefix, max_len=self.max_len, source_len=self.source_len
         )
+        sites = self._recorded_sites(options)
+        recording = RequestRecording(sites, len(prompt), len(source)) if sites else None
         constraint = None
         if options.constraint is not None:
             constraint = options.constraint.start(self.spec.vocab_size, end_ids)
@@ -216,8 +232,8 @@ class Engine:
             source=source,
             n_best=n_best,
             keep_tree=keep_tree,
-            recording=RequestRecording(self._sites, len(source)) if self._sites else None,
-            namespace=steered_namespace(namespace, options),
+            recording=recording,
+            namespace=own_namespace(steered_namespace(namespace, options), recording),
             constraint=constraint,
         )
         if options.beams > 1:
@@ -227,6 +243,16 @@ class Engine:
         elif request.limit == 0:
             request.finish("length")
         return request
+
+    def _recorded_sites(self, options: SamplingParams) -> list[RecordedSite]:
+        """Return the sites to record for a request: the engine's, and its own."""
+        if (options.record or options.probes) and self._compiles:
+            asked = "record" if options.record else "probes"
+            raise InputError(f"{asked} was given, but the engine compiles its steps; make it with compile=False.")
+        own = recorded_sites(self._runner.model, options.record)
+        for site in own:
+            self._runner.check_readable(site)
+        return list((self._sites | {site.name: site for site in own}).values())
 
     def enqueue(self, request: Request) -> None:
         """Queue a request of `make_request`."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from glasshouse.errors import InputError
 from glasshouse.generation.engine.cpu_graphs import CpuGraphs
@@ -23,8 +24,15 @@ from glasshouse.generation.engine.inference_model import (
 from glasshouse.generation.engine.prefill import NewPrompt, Prefill, for_any_shape
 from glasshouse.generation.engine.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.engine.slots import Move, SequenceState
-from glasshouse.generation.engine.step import DecodeOutput, PrefillChunk, SampledTokens, ScheduledStep, StepOutput
-from glasshouse.generation.recording import RecordedSite, Recorder, RequestRecording
+from glasshouse.generation.engine.step import (
+    DecodeOutput,
+    PrefillChunk,
+    ReadStep,
+    SampledTokens,
+    ScheduledStep,
+    StepOutput,
+)
+from glasshouse.generation.recording import Reader, Reading, RecordedSite, probed_sites
 from glasshouse.generation.sampling.logits_kernels import token_logprobs, top_logprobs
 from glasshouse.generation.sampling.sampler import Sampler
 from glasshouse.generation.sampling.sampling_slots import EMPTY_SLOT, SlotParams
@@ -33,6 +41,7 @@ from glasshouse.generation.speculation import Drafts, SpeculationStats, Speculat
 from glasshouse.generation.steering import Steering
 from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.inspection.inputs.forward_pass import final_stack
+from glasshouse.inspection.linear_probe import LinearProbe
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.layers.cache import CacheView, MixedBatch
 from glasshouse.layers.module_swap import is_own_code
@@ -61,8 +70,8 @@ class ModelRunner:
         batch_invariant: bool,
         speculator: Speculator | None,
         vectors: Mapping[str, SteeringVector],
-        # Where sites are recorded there are no CUDA graphs, which bypass module hooks, and there is no mixed prefill.
-        sites: Sequence[RecordedSite],
+        probes: Mapping[str, LinearProbe],
+        sites: Sequence[RecordedSite],  # those of every request: then there are no kernels, which have sites inside
     ) -> None:
         self.cache, self.speculator = make_cache(model, slots, max_len, source_len, chunk), speculator
         cache, device = self.cache, self.cache.lengths.device
@@ -76,7 +85,8 @@ class ModelRunner:
         self._cpu_graphs = CpuGraphs() if records and is_own_code(self.model) else None
         self._steering = Steering(self.model, vectors, slots) if isinstance(self.model, Decoder) and vectors else None
         self._prompt_lengths = _prompt_lengths(model, self.model, slots)
-        self._recorder = Recorder(self.model, sites) if sites else None
+        self._reader = Reader(self.model)
+        self._probed = probed_sites(self.model, probes)
         self._compiled = compile_decode(self.model, slots) if compile else None
         weight = model.token_embedding.table.weight
         can_mix = isinstance(self.model, Decoder) and self.model.stack.supports_mixed_prefill(weight)
@@ -94,6 +104,17 @@ class ModelRunner:
         self.speculation = SpeculationStats()
         if speculator is not None:
             speculator.setup(self.model, slots, max_len)
+
+    def check_readable(self, site: RecordedSite) -> None:
+        """Raise for a site that is not read in this engine: inside a kernel, or of a cache that drops positions."""
+        if (site.pairs or site.from_cache) and not site.crosses and self.cache.max_rollback < math.inf:
+            raise InputError(
+                f"{site.name} is of keys that sliding windows drop from the cache; name it in gh.Engine(record=...)."
+            )
+        try:
+            _ = site.in_pass(self.model).site.module
+        except AttributeError:
+            raise InputError(f"{site.name} is inside a kernel; name it in gh.Engine(record=...).") from None
 
     @property
     def runs_ahead(self) -> bool:
@@ -143,13 +164,13 @@ class ModelRunner:
             if chunk.ids and self._can_batch(chunk):
                 batch.append(chunk)
             elif chunk.ids:
-                with self._recording([(chunk.seq, chunk.start)], len(chunk.ids)):
-                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start)
+                with self._recording_prompt(chunk):
+                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start, eager=records_prompt(chunk))
         self._prefill.run(self._forward, batch)
 
     def _can_batch(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk may share a pass with others."""
-        if self._recorder is not None or self.batch_invariant:
+        if self.batch_invariant or records_prompt(chunk):
             return False
         if chunk.start == 0:
             # On a GPU sliding windows run in FlexAttention, which would be compiled for the shapes of batches.
@@ -177,14 +198,18 @@ class ModelRunner:
             return
         new = {chunk.seq.slot: chunk for chunk in chunks if chunk.prefix_slot is not None}
         sources = [NewPrompt(slot, chunk.seq.request.source) for slot, chunk in new.items()]
-        alone = self._recorder is not None or self.batch_invariant
+        alone = self.batch_invariant or any(chunk.seq.request.recording is not None for chunk in new.values())
         passes = [[one] for one in sources] if alone else self._prefill.group(sources, self._prefill_chunk)
         for group in passes:
             chunk = new[group[0].slot]
-            with self._recording([(chunk.seq, chunk.start)], len(group[0].ids)):
-                ids, lengths, slots = self._prefill.stack(group)
-                with for_any_shape(ids.device):
-                    self.model.encode_source(ids, self.cache, lengths=lengths, rows=slots[:, 0])
+            recording = chunk.seq.request.recording
+            sites = [] if recording is None else recording.of_source
+            ids, lengths, slots = self._prefill.stack(group)
+            with self._reader.reading(sites) as values, for_any_shape(ids.device):
+                self.model.encode_source(ids, self.cache, lengths=lengths, rows=slots[:, 0])
+            for site, value in zip(sites, values, strict=True):
+                assert recording is not None
+                recording.add(site, value[0].cpu(), 0, len(group[0].ids))
 
     def _start_decoding(self, chunks: Sequence[PrefillChunk]) -> None:
         """After the last chunks of prompts, set up their slots for decoding; a beam search has one slot per beam."""
@@ -205,26 +230,54 @@ class ModelRunner:
 
     def _decode_step(self, step: ScheduledStep) -> StepOutput:
         """Decode one token per sequence, and prefill the mixed chunk."""
-        seqs = step.decoding
+        seqs, readings = step.decoding, self._readings(step.decoding)
         if self.batch_invariant and self._graphs is None:
-            output = self._sample(torch.cat([self._decode_alone(seq) for seq in seqs]))
+            output = self._decode_each(seqs, readings)
         else:
-            with self._recording([(seq, seq.n_cached) for seq in seqs], 1):
-                left = min(seq.request.limit - seq.n_generated for seq in seqs)  # steps with the same sequences
-                output = self.decode(len(seqs), *_lengths(seqs, 1), left, step.mixed)
+            left = min(seq.request.limit - seq.n_generated for seq in seqs)  # steps with the same sequences
+            output = self.decode(len(seqs), *_lengths(seqs, 1), left, step.mixed, readings)
+        read = ReadStep(readings, list(output.read), [seq.n_cached for seq in seqs]) if readings else None
         ones = [1] * len(seqs)
         k = max(seq.request.options.top_logprobs for seq in seqs)
         top = top_logprobs(output.logits, k) if k else None  # before the next step overwrites the logits
         tokens, logprobs = output.tokens[:, None], output.logprobs[:, None]
-        sampled = SampledTokens.start_copy(tokens, logprobs, ones, top, output.candidates)
+        sampled = SampledTokens.start_copy(tokens, logprobs, ones, top, output.candidates, read)
         return StepOutput(sampled, output.logits, written=ones)
 
-    def _decode_alone(self, seq: SequenceState) -> Tensor:
-        """Return the logits [1, V] of one sequence: on a CPU, how a row of a matmul rounds depends on its place."""
-        row = slice(seq.slot, seq.slot + 1)
-        view = self.cache.narrow(row, *_lengths([seq], 1))
-        with self._recording([(seq, seq.n_cached)], 1):
-            return self._forward(self.next_input_ids[row], view, step=True)[:, 0]
+    def _readings(self, seqs: Sequence[SequenceState]) -> list[Reading]:
+        """Return what some sequence wants of a decode step: the sites of their recordings, and those of probes."""
+        recorded: dict[str, Reading] = {}
+        names: set[str] = set()
+        for seq in seqs:
+            names |= seq.request.scores.keys()
+            if seq.request.recording is not None:
+                recorded |= seq.request.recording.of_pass(seq.n_cached)
+        probed = [site for site in self._probed if names & site.columns.keys()]
+        return [*(recorded[name] for name in sorted(recorded)), *probed]
+
+    def _decode_each(self, seqs: Sequence[SequenceState], readings: Sequence[Reading]) -> DecodeOutput:
+        """Decode sequence by sequence: on a CPU, how a row of a matmul rounds depends on its place."""
+        passes = []
+        for seq in seqs:
+            row = slice(seq.slot, seq.slot + 1)
+            view = self.cache.narrow(row, *_lengths([seq], 1))
+            passes.append(self._step(self.next_input_ids[row], view, readings))
+        # Keys are padded to the longest sequence, and those past a sequence's own are cut off.
+        logits, *read = (pad_and_concatenate(list(pieces)) for pieces in zip(*passes, strict=True))
+        return self._sample(logits)._replace(read=tuple(read))
+
+    def _step(
+        self, ids: Tensor, view: CacheView, readings: Sequence[Reading], **arguments: Tensor | None
+    ) -> tuple[Tensor, ...]:
+        """Return the logits [n, V] of one new token per sequence, and what was read, [n, ...]."""
+        before = view.start_positions() if readings else None
+        positions = None if before is None else before.clone()
+        with self._reader.reading(readings) as values:
+            logits = self._forward(ids, view, step=True, **arguments)[:, 0]
+        return logits, *(
+            reading.at(value, positions) if isinstance(reading, RecordedSite) and positions is not None else value
+            for reading, value in zip(readings, values, strict=True)
+        )
 
     def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:
         """Sample the accepted draft tokens of each sequence, and the token after them."""
@@ -239,11 +292,16 @@ class ModelRunner:
         self.next_input_ids[:n] = tokens.gather(1, counts[:, None] - 1)
         return StepOutput(sampled, logits[:, 0], written=[count + 1 for count in drafts.counts.tolist()])
 
-    def _recording(self, seqs: Sequence[tuple[SequenceState, int]], count: int) -> AbstractContextManager[None]:
-        """Record the forward pass inside the block, with `count` new tokens per sequence from a position on."""
-        if self._recorder is None:
-            return nullcontext()
-        return self._recorder.recording([(_recording_of(seq), start) for seq, start in seqs], count)
+    @contextmanager
+    def _recording_prompt(self, chunk: PrefillChunk) -> Iterator[None]:
+        """Record the forward pass of a chunk inside the block, if its request records its prompt."""
+        recording = chunk.seq.request.recording
+        sites = [] if recording is None else list(recording.of_pass(chunk.start).values())
+        with self._reader.reading(sites) as values:
+            yield
+        for site, value in zip(sites, values, strict=True):
+            assert recording is not None
+            recording.add(site, value[0].cpu(), chunk.start, len(chunk.ids))
 
     def _copy_state(self, source: int, target: int) -> None:
         """Give a slot, which gets the sequence of another one, what edits and steering know of that."""
@@ -315,16 +373,22 @@ class ModelRunner:
             self.sampler.slots.clear(slot)
         self.cache.lengths.zero_()
 
-    def prefill(self, ids: list[int], slot: int, start: int) -> None:
+    def prefill(self, ids: list[int], slot: int, start: int, *, eager: bool = False) -> None:
         """Write the keys and values of prompt tokens at positions from `start` on to a slot, in a pass of its own."""
         if start > 0 or isinstance(self.model, Seq2Seq):  # they attend to cached tokens, or to a source
             view = self.cache.narrow(slice(slot, slot + 1), start + len(ids))
             self._forward(self._row(ids), view, logits_to_keep=self._in_use[:0])
         else:
-            self._prefill.run_alone(self._forward, NewPrompt(slot, ids))
+            self._prefill.run_alone(self._forward, NewPrompt(slot, ids), eager=eager)
 
     def decode(
-        self, n: int, longest: int, source_len: int, left: int, mixed: PrefillChunk | None = None
+        self,
+        n: int,
+        longest: int,
+        source_len: int,
+        left: int,
+        mixed: PrefillChunk | None = None,
+        readings: Sequence[Reading] = (),
     ) -> DecodeOutput:
         """Run one decode step for the first n slots, together with a chunk of a prompt if one is given.
 
@@ -332,41 +396,53 @@ class ModelRunner:
         steps are of the same sequences.
         """
         if mixed is None and self._graphs is None:
-            return self._decode_rows(n, longest, source_len, left)
+            return self._decode_rows(n, longest, source_len, left, readings)
         width = self._width(n)
         self._in_use[:n], self._in_use[n:] = 1, 0
         if mixed is not None:
             self._stage(mixed)
-        return DecodeOutput(*(one[:n] for one in self._run_decode("decode" if mixed is None else "mixed", width)))
+            assert not readings  # the scheduler mixes none into steps that are read
+        name: Literal["decode", "mixed"] = "decode" if mixed is None else "mixed"
+        return as_output(one[:n] for one in self._run_decode(name, width, readings))
 
-    def _decode_rows(self, n: int, longest: int, source_len: int, left: int) -> DecodeOutput:
+    def _decode_rows(
+        self, n: int, longest: int, source_len: int, left: int, readings: Sequence[Reading]
+    ) -> DecodeOutput:
         """Run one decode step for the first n slots, as a CPU graph once there is one."""
         if self.cache.source is not None:  # few lengths need few graphs
             source_len = min(-(-source_len // SOURCE_STEP) * SOURCE_STEP, self.cache.source.source_len)
 
-        def work(length: int) -> DecodeOutput:
+        def work(length: int) -> tuple[Tensor, ...]:
             view = self.cache.narrow(slice(0, n), length, source_len)
-            return self._sample(self._forward(self.next_input_ids[:n], view, step=True)[:, 0])
+            logits, *read = self._step(self.next_input_ids[:n], view, readings)
+            return results_of(self._sample(logits), read)
 
-        if self._cpu_graphs is None:
-            return work(longest)
-        key = (n, source_len, self.sampler.slots.metadata(n))
-        return DecodeOutput(*self._cpu_graphs.run(key, work, longest, self.cache.max_len, left))
+        if self._cpu_graphs is None or not fits_graphs(readings):
+            return as_output(work(longest))
+        key = (n, source_len, self.sampler.slots.metadata(n), names_of(readings))
+        return as_output(self._cpu_graphs.run(key, work, longest, self.cache.max_len, left))
 
-    def _run_decode(self, name: Literal["decode", "mixed"], width: int) -> tuple[Tensor, ...]:
-        work = self._decode_batch if name == "decode" else self._decode_mixed
-        return self._run((name, width, self.sampler.slots.metadata(width)), lambda: work(width))
+    def _run_decode(
+        self, name: Literal["decode", "mixed"], width: int, readings: Sequence[Reading] = ()
+    ) -> tuple[Tensor, ...]:
+        def work() -> tuple[Tensor, ...]:
+            return self._decode_batch(width, readings) if name == "decode" else self._decode_mixed(width)
+
+        if not fits_graphs(readings):
+            return work()
+        return self._run((name, width, self.sampler.slots.metadata(width), names_of(readings)), work)
 
     def _width(self, n: int) -> int:
         """Return the number of slots that a step runs for the first n of them."""
         slots = len(self.next_input_ids)
         return slots if self._compiled is not None or self.batch_invariant else min(bucket(n), slots)
 
-    def _decode_batch(self, width: int) -> DecodeOutput:
+    def _decode_batch(self, width: int, readings: Sequence[Reading]) -> tuple[Tensor, ...]:
         view, in_use = self.cache.narrow(slice(0, width)), self._in_use[:width]
-        return self._sample(self._forward(self.next_input_ids[:width], view, lengths=in_use, step=True)[:, 0])
+        logits, *read = self._step(self.next_input_ids[:width], view, readings, lengths=in_use)
+        return results_of(self._sample(logits), read)
 
-    def _decode_mixed(self, width: int) -> DecodeOutput:
+    def _decode_mixed(self, width: int) -> tuple[Tensor, ...]:
         """Run the decode tokens of all slots and the prefill tokens as one packed sequence."""
         ids, slots, positions, in_use = self._staged
         view = MixedBatch(
@@ -374,9 +450,8 @@ class ModelRunner:
         )
         real = torch.cat([self._in_use[:width], in_use]) > 0
         ids = torch.cat([self.next_input_ids[:width, 0], ids])[None]
-        return self._sample(
-            self._forward(ids, view, mask=real[None], logits_to_keep=self._slot_ids[:width], step=True)[0]
-        )
+        logits = self._forward(ids, view, mask=real[None], logits_to_keep=self._slot_ids[:width], step=True)[0]
+        return results_of(self._sample(logits), [])
 
     def _stage(self, chunk: PrefillChunk) -> None:
         """Copy a prefill chunk into the tensors that CUDA graphs read."""
@@ -438,6 +513,38 @@ def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:
     return max(seq.n_cached for seq in seqs) + new, max(len(seq.request.source) for seq in seqs)
 
 
-def _recording_of(seq: SequenceState) -> RequestRecording:
-    assert seq.request.recording is not None
-    return seq.request.recording
+def records_prompt(chunk: PrefillChunk) -> bool:
+    """Whether positions of the prompt are recorded: the chunk is then prefilled alone, without a CUDA graph."""
+    recording = chunk.seq.request.recording
+    return recording is not None and recording.of_prompt
+
+
+def fits_graphs(readings: Sequence[Reading]) -> bool:
+    """Whether a step that is read may be a graph: scores and patterns are as long as the sequences."""
+    return not any(isinstance(one, RecordedSite) and one.pairs for one in readings)
+
+
+def names_of(readings: Sequence[Reading]) -> tuple[str, ...]:
+    """Return the names of readings, which identify the work of a step with the rest of its key."""
+    return tuple(reading.name for reading in readings)
+
+
+def results_of(output: DecodeOutput, read: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """Return the results of a decode step as a graph has them: those of the sampler, then what was read."""
+    return output.logits, output.tokens, output.logprobs, output.candidates, *read
+
+
+def as_output(results: Iterable[Tensor]) -> DecodeOutput:
+    """Return the output that has these results."""
+    logits, tokens, logprobs, candidates, *read = results
+    return DecodeOutput(logits, tokens, logprobs, candidates, tuple(read))
+
+
+def pad_and_concatenate(rows: Sequence[Tensor]) -> Tensor:
+    """Concatenate tensors [1, ...] that differ in the size of their last axis, with zeros after the shorter ones.
+
+    >>> pad_and_concatenate([torch.tensor([[1]]), torch.tensor([[2, 3]])]).tolist()
+    [[1, 0], [2, 3]]
+    """
+    longest = max(row.shape[-1] for row in rows)
+    return torch.cat([F.pad(row, (0, longest - row.shape[-1])) for row in rows])

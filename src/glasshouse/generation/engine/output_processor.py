@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Sequence
 
 from glasshouse.generation.beam.driver import BeamDriver
 from glasshouse.generation.engine.model_runner import ModelRunner
 from glasshouse.generation.engine.slots import SequenceState, Slots
-from glasshouse.generation.engine.step import SampledTokens, ScheduledStep, StepOutput
+from glasshouse.generation.engine.step import ReadStep, SampledTokens, ScheduledStep, StepOutput
+from glasshouse.generation.recording import ProbedSite, RecordedSite
 from glasshouse.generation.request import Request
 
 
@@ -68,7 +70,10 @@ class OutputProcessor:
 
     def _process(self, seqs: list[SequenceState], sampled: SampledTokens) -> None:
         """Hand the tokens of a step to their requests, except those that ended meanwhile."""
-        for row, (seq, (tokens, logprobs)) in enumerate(zip(seqs, sampled.wait(), strict=True)):
+        rows = sampled.wait()
+        if sampled.read is not None:
+            keep_read([seq.request for seq in seqs], sampled.read)
+        for row, (seq, (tokens, logprobs)) in enumerate(zip(seqs, rows, strict=True)):
             options = seq.request.options
             if options.beams > 1:
                 continue
@@ -93,3 +98,19 @@ class OutputProcessor:
         # From the last on, so that none is moved that will be released.
         for seq in sorted(seqs, key=lambda seq: -seq.slot):
             self.runner.release_slot(seq.slot, *self.slots.release(seq))
+
+
+def keep_read(requests: Sequence[Request], read: ReadStep) -> None:
+    """Hand what was read in a decode step to the recordings and scores of its requests."""
+    for reading, values in zip(read.readings, read.values, strict=True):
+        if isinstance(reading, ProbedSite):
+            scores = values.tolist()
+            for request, start, own in zip(requests, read.starts, scores, strict=True):
+                if start >= len(request.prompt) and not request.done:
+                    for name in reading.columns.keys() & request.scores.keys():
+                        request.scores[name].append(own[reading.columns[name]])
+        elif isinstance(reading, RecordedSite):
+            for row, (request, start) in enumerate(zip(requests, read.starts, strict=True)):
+                recording = request.recording
+                if recording is not None and (site := recording.of_pass(start).get(reading.name)) is not None:
+                    recording.add(site, values[row], start, 1)

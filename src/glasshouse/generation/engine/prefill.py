@@ -81,9 +81,9 @@ class Prefill:
         padding = PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS
         return group_by_length(prompts, padding, max_tokens)
 
-    def run_alone(self, forward: Forward, prompt: NewPrompt) -> None:
-        """Prefill one prompt."""
-        if self._graphs is None:
+    def run_alone(self, forward: Forward, prompt: NewPrompt, *, eager: bool = False) -> None:
+        """Prefill one prompt; `eager` where its pass is read, as a CUDA graph's is not."""
+        if self._graphs is None or eager:
             self._run_batch(forward, [prompt])
         else:
             self._run_graph(forward, self._graphs, prompt)

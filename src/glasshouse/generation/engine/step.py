@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from glasshouse.generation.engine.slots import Move, SequenceState
+from glasshouse.generation.recording import Reading
 
 
 @dataclass
@@ -40,6 +41,16 @@ class DecodeOutput(NamedTuple):
     tokens: Tensor  # [n]
     logprobs: Tensor  # [n]
     candidates: Tensor  # [n, 1 + k, 3], as the sampler returns them
+    read: tuple[Tensor, ...] = ()  # [n, ...], of the readings of the step, in their order
+
+
+@dataclass
+class ReadStep:
+    """What was read in a decode step for its sequences, which is on the host with its tokens."""
+
+    readings: list[Reading]
+    values: list[Tensor]  # [n, ...], one for each
+    starts: list[int]  # the position of each sequence's token
 
 
 @dataclass
@@ -52,6 +63,7 @@ class SampledTokens:
     top_ids: Tensor  # [n, k], the k most probable tokens where some request wants them, and else k = 0
     top_logprobs: Tensor  # [n, k]
     candidates: Tensor  # [n, 1 + k, 3], where some request wants them, and else [n, 0, 3]
+    read: ReadStep | None = None
     copied: torch.cuda.Event | None = None
 
     @classmethod
@@ -62,19 +74,23 @@ class SampledTokens:
         counts: list[int],
         top: tuple[Tensor, Tensor] | None = None,
         candidates: Tensor | None = None,
+        read: ReadStep | None = None,
     ) -> SampledTokens:
         """Start the copy to the host; `top` are the log-probabilities and ids of the most probable tokens."""
         top_logprobs, top_ids = (logprobs[:, :0], tokens[:, :0]) if top is None else top
         candidates = logprobs[:, :0, None] if candidates is None else candidates
         if not tokens.is_cuda:
-            return cls(tokens, logprobs, counts, top_ids, top_logprobs, candidates.cpu())
-        tokens, logprobs, top_ids, top_logprobs, candidates = (
+            return cls(tokens, logprobs, counts, top_ids, top_logprobs, candidates.cpu(), read)
+        values = [] if read is None else read.values
+        tokens, logprobs, top_ids, top_logprobs, candidates, *values = (
             torch.empty(one.shape, dtype=one.dtype, pin_memory=True).copy_(one, non_blocking=True)
-            for one in (tokens, logprobs, top_ids, top_logprobs, candidates)
+            for one in (tokens, logprobs, top_ids, top_logprobs, candidates, *values)
         )
+        if read is not None:
+            read = replace(read, values=values)
         copied = torch.cuda.Event()
         copied.record()
-        return cls(tokens, logprobs, counts, top_ids, top_logprobs, candidates, copied)
+        return cls(tokens, logprobs, counts, top_ids, top_logprobs, candidates, read, copied)
 
     def wait(self) -> list[tuple[list[int], list[float]]]:
         """Wait for the copy; return the valid tokens and log-probabilities of each sequence."""
