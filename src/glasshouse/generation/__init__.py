@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from glasshouse.generation.offline import stream as stream
     from glasshouse.generation.request import Completion as Completion
     from glasshouse.generation.request import Request as Request
+    from glasshouse.generation.rules import Firing as Firing
+    from glasshouse.generation.rules import Rule as Rule
     from glasshouse.generation.sampling_params import SamplingParams as SamplingParams
     from glasshouse.generation.speculation import DraftHeads as DraftHeads
     from glasshouse.generation.speculation import DraftModel as DraftModel
@@ -30,10 +32,12 @@ _EXPORTS = {
     "DraftHeads": "speculation",
     "DraftModel": "speculation",
     "Engine": "engine.engine",
+    "Firing": "rules",
     "Grammar": "constraints.grammar",
     "MAX_SLOTS": "engine.capacity",
     "PromptLookup": "speculation",
     "Request": "request",
+    "Rule": "rules",
     "SamplingParams": "sampling_params",
     "check_beams": "engine.capacity",
     "choose_slots": "engine.capacity",

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -14,12 +15,13 @@ from glasshouse.generation.beam.hypothesis import Hypothesis, Node
 from glasshouse.generation.constraints.constraint import ConstraintState
 from glasshouse.generation.detokenizer import Detokenizer
 from glasshouse.generation.recording import RequestRecording
+from glasshouse.generation.rules import Firing, RuleState
 from glasshouse.generation.sampling.candidates import Draws
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.inspection import Recording
 from glasshouse.text import Tokenizer
 
-FinishReason = Literal["stop", "length", "cancelled", "error"]
+FinishReason = Literal["stop", "length", "content_filter", "cancelled", "error"]
 TopLogprobs = list[tuple[int, float]]  # the most probable tokens at a position, and their log-probabilities
 
 SHOWN = 60  # characters of a text in a repr
@@ -50,6 +52,7 @@ class Completion:
     # By the name of each probe of SamplingParams.probes, for each id: its activation is read when the next token is
     # sampled, so the last id has none unless an end token or a stop string came after it.
     scores: dict[str, list[float]] | None = None
+    firings: tuple[Firing, ...] = ()  # of SamplingParams.rules, where each began to apply
 
     def __repr__(self) -> str:
         """Show it in one line: ids and log-probabilities would be pages."""
@@ -111,7 +114,9 @@ class Request:
         self.top_logprobs: list[TopLogprobs] = []  # for each id, with the parameter of that name
         self.end_token: EndToken | None = None  # the one that ended it, if one did; it is not among the ids
         self.draws = Draws(options.candidates) if options.candidates else None
-        self.scores: dict[str, list[float]] = {name: [] for name in options.probes}
+        self.scores: dict[str, list[float]] = {name: [] for name in options.scored}
+        self.firings: list[Firing] = []  # of its rules
+        self._rules = [RuleState(rule) for rule in options.rules]
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
         self.hypotheses: list[Hypothesis] = []  # of a beam search
@@ -182,6 +187,35 @@ class Request:
             self.finish("length")
         return True
 
+    def add_scores(self, scores: Mapping[str, float]) -> bool:
+        """Add the scores of the last token, by which rules may end the request; return whether steering changed."""
+        before = self.steering
+        for name, score in scores.items():
+            self.scores[name].append(score)
+        for state in self._rules:
+            rule, score = state.rule, scores[state.rule.probe]
+            if state.add(score) and not self.done:
+                self.firings.append(Firing(rule, len(self.scores[rule.probe]) - 1, score))
+                if rule.then == "stop":
+                    self.finish("stop")
+                elif rule.then == "refuse":
+                    self._withhold()
+        return self.steering != before
+
+    @property
+    def rules_steer(self) -> bool:
+        """Whether a rule may steer: then each step waits for the scores of the one before."""
+        return any(state.rule.steer for state in self._rules)
+
+    @property
+    def steering(self) -> dict[str, float]:
+        """The scales of the steering vectors that are added to the next token."""
+        total = Counter(self.options.steer)
+        for state in self._rules:
+            if state.applies:
+                total.update(state.rule.steer)
+        return dict(total)
+
     def finish_search(self, found: list[Hypothesis], tree: list[Node] | None) -> None:
         """Finish with the hypotheses of a beam search, best first."""
         if self.done:
@@ -192,6 +226,16 @@ class Request:
         self.hypotheses, self.tree = found, tree
         self.ids, self.logprobs = list(found[0].ids), list(found[0].logprobs)
         self.finish(found[0].finish_reason)
+
+    def _withhold(self) -> None:
+        """Finish without the tokens so far, as a rule refuses the answer; what was streamed is not taken back."""
+        self.finish("content_filter")
+        self._new_text.clear()
+        self.ids, self.logprobs, self.top_logprobs = [], [], []
+        self.scores = {name: [] for name in self.scores}
+        self._detokenizer = self._new_detokenizer()
+        if self.draws is not None:
+            self.draws.truncate(0)
 
     def fail(self, error: str) -> None:
         """Finish with an error message; the tokens so far are kept."""
@@ -248,8 +292,17 @@ class Request:
             recording = None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
             top = self.top_logprobs if self.options.top_logprobs else None
             found = (self.text, self.ids, self.logprobs, self.finish_reason)
-            scores = self.scores or None
-            return [Completion(*found, recording=recording, top_logprobs=top, draws=self.draws, scores=scores)]
+            scores = {name: self.scores[name] for name in self.options.probes} or None
+            return [
+                Completion(
+                    *found,
+                    recording=recording,
+                    top_logprobs=top,
+                    draws=self.draws,
+                    scores=scores,
+                    firings=tuple(self.firings),
+                )
+            ]
         return [self._completion(one) for one in self.hypotheses]
 
     def _problem(self, token: int, logprob: float) -> str | None:

@@ -12,6 +12,7 @@ from glasshouse import hints
 from glasshouse.config import did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.generation.constraints.constraint import Constraint
+from glasshouse.generation.rules import Rule
 
 SteerAt = Literal["all", "prompt", "new"]
 
@@ -103,6 +104,7 @@ class SamplingParams:
     steer_at: SteerAt = "all"  # which tokens are steered: all, those of the prompt, or the new ones
     record: tuple[str, ...] = ()  # sites whose activations are kept, as for gh.record: resid_post.2[position=new]
     probes: tuple[str, ...] = ()  # names of the engine's linear probes, which score each new token
+    rules: tuple[Rule, ...] = ()  # what the scores of probes do
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = number(1, POSITIVE, "Beam width of beam search, which samples nothing; 1 is no search.")
@@ -130,8 +132,12 @@ class SamplingParams:
         for name in ("record", "probes"):
             self._set(name, (given,) if isinstance(given := getattr(self, name), str) else given)
             self._require(name, _all(getattr(self, name), lambda one: isinstance(one, str)), "names")
-        for name in ("stop", "stop_token_ids", "record", "probes"):
+        self._set("rules", (self.rules,) if isinstance(self.rules, Rule) else self.rules)
+        self._require("rules", _all(self.rules, lambda one: isinstance(one, Rule)), "of gh.generation.Rule")
+        for name in ("stop", "stop_token_ids", "record", "probes", "rules"):
             self._set(name, tuple(getattr(self, name)))
+        if self.steer_at == "prompt" and any(one.then == "steer" for one in self.rules):
+            raise InputError("steer_at is 'prompt', but a rule steers new tokens; leave one of them out.")
         if self.beams > 1 and self.temperature > 0:
             raise InputError(
                 f"beams is {self.beams} and temperature {self.temperature}; beam search does not sample, so "
@@ -139,7 +145,7 @@ class SamplingParams:
             )
         if self.beams > 1 and self.constraint is not None:
             raise InputError(f"beams is {self.beams}, but beam search takes no constraint; leave one of them out.")
-        for name in ("top_logprobs", "candidates", "record", "probes"):
+        for name in ("top_logprobs", "candidates", "record", "probes", "rules"):
             if self.beams > 1 and getattr(self, name):
                 raise InputError(f"beams is {self.beams}, but {name} are not kept in a beam search; leave one out.")
 
@@ -159,6 +165,16 @@ class SamplingParams:
         """Whether penalties or biases change the model's logits."""
         penalties = self.repetition_penalty != 1 or self.frequency_penalty or self.presence_penalty
         return bool(penalties or self.logit_bias)
+
+    @property
+    def scored(self) -> tuple[str, ...]:
+        """The probes that score each new token: those asked for, and those of rules."""
+        return tuple(dict.fromkeys((*self.probes, *(rule.probe for rule in self.rules))))
+
+    @property
+    def vectors(self) -> tuple[str, ...]:
+        """The steering vectors that are added, or would be by a rule."""
+        return tuple(dict.fromkeys((*self.steer, *(name for rule in self.rules for name in rule.steer))))
 
     @property
     def forbidden_ids(self) -> frozenset[int]:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.errors import InputError
-from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.sampling_params import SamplingParams, SteerAt
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.layers.context import Context
 from glasshouse.models import Decoder, Model
@@ -38,10 +38,9 @@ class Steering:
                 torch._dynamo.mark_static_address(self._spans)
             model.stack.blocks[layer].register_forward_hook(partial(_add_offsets, offsets, self._spans))
 
-    def set(self, slot: int, options: SamplingParams, prompt_len: int) -> None:
-        """Steer the next request of a slot by vectors, each at its scale; without any, not at all."""
-        scales = options.steer
-        span = {"all": (0, FOREVER), "prompt": (0, prompt_len), "new": (prompt_len, FOREVER)}[options.steer_at]
+    def set(self, slot: int, scales: Mapping[str, float], at: SteerAt, prompt_len: int) -> None:
+        """Steer the request of a slot from now on by vectors, each at its scale; without any, not at all."""
+        span = {"all": (0, FOREVER), "prompt": (0, prompt_len), "new": (prompt_len, FOREVER)}[at]
         self._spans[slot] = torch.tensor(span)
         for layer, offsets in self._offsets.items():
             added = torch.zeros_like(offsets[slot], dtype=torch.float32)
@@ -81,6 +80,8 @@ def steered_namespace(namespace: str, options: SamplingParams) -> str:
     'mine steered by a 2.5, b 1.0'
     """
     listed = ", ".join(f"{name} {float(scale)!r}" for name, scale in sorted(options.steer.items()) if scale)
+    if any(rule.steer for rule in options.rules):  # at some of its new tokens
+        return f"{namespace} steered by {listed} and rules, request {next(_numbers)}"
     if not listed:
         return namespace
     # What is new to one request is the prompt of the next, so no other one may continue its prefix.

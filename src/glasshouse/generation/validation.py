@@ -60,7 +60,7 @@ def check_option_names(
     """Raise for stop strings without a tokenizer, ids outside the vocabulary, and names that are not registered."""
     if options.stop and tok is None:
         raise InputError(f"stop is {options.stop!r}, but there is no tokenizer; give stop_token_ids instead.")
-    for kind, names, known in (("steering vector", options.steer, vectors), ("probe", options.probes, probes)):
+    for kind, names, known in (("steering vector", options.vectors, vectors), ("probe", options.scored, probes)):
         if unknown := next((name for name in names if name not in known), None):
             advice = did_you_mean(unknown, known) if known else "none is registered."
             raise InputError(f"there is no {kind} {unknown!r}; {advice}")
@@ -86,7 +86,7 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
         raise InputError(f"beams is {options.beams}, but the engine has {slots} slots; make more.")
     if options.beams > 1 and recorded:
         raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
-    for name in ("top_logprobs", "candidates", "record", "probes"):
+    for name in ("top_logprobs", "candidates", "record", "probes", "rules"):
         if getattr(options, name) and drafts:
             raise InputError(f"{name} and speculator were both given; drafts keep none; leave one out.")
     if options.constraint is not None and drafts:

@@ -55,9 +55,9 @@ class Engine:
     must not change while an engine uses it: the engine has a copy of its weights in a faster memory layout, unless
     `weights` is "own" (no copy), "int8" (quantized; on CUDA for one slot) or "int4" (on the CPU). `record` names
     sites, as for `gh.record`, to record for every request; a request's own `record` names more. The activations are
-    in the `recording` of its completion. `steering` has steering vectors by name, which a request's `steer` scales and
-    adds at all of its positions; `probes` has linear probes by name, and those that a request's `probes` names score
-    its new tokens.
+    in the `recording` of its completion. `steering` has steering vectors by name, which a request's `steer` scales
+    and adds at all of its positions; `probes` has linear probes by name, and those that a request's `probes` names
+    score its new tokens, by which its `rules` stop, withhold or steer the answer.
 
     On CUDA decode steps are CUDA graphs of kernels made for them, each captured when it is first needed, or all by
     `warm_up`. With `compile` they are also compiled by torch, which takes ten to twenty seconds at first, and

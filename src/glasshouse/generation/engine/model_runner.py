@@ -183,8 +183,7 @@ class ModelRunner:
         if chunk.prefix_slot is None:
             return
         self._save(chunk.saved)
-        if self._steering is not None:
-            self._steering.set(slot, chunk.seq.request.options, len(chunk.seq.request.prompt))
+        self.steer(chunk.seq)
         if self._prompt_lengths is not None:
             self._prompt_lengths[slot] = len(chunk.seq.request.prompt)
         if chunk.prefix_slot == slot:
@@ -309,6 +308,12 @@ class ModelRunner:
             self._steering.copy(source, target)
         if self._prompt_lengths is not None:
             self._prompt_lengths[target] = self._prompt_lengths[source]
+
+    def steer(self, seq: SequenceState) -> None:
+        """Steer the slot of a sequence as its request says now."""
+        if self._steering is not None:
+            request = seq.request
+            self._steering.set(seq.slot, request.steering, request.options.steer_at, len(request.prompt))
 
     def set_next_inputs(self, slots: Tensor, tokens: Tensor) -> None:
         """Set the input of the next step of these slots."""

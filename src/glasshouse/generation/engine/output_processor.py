@@ -43,8 +43,8 @@ class OutputProcessor:
             # Their last tokens are already on the device, so the slots can be reused.
             self._release([seq for seq in step.decoding if seq.is_complete])
         # The host waits where the next step depends on the output, or where it computes the step itself.
-        constrained = any(seq.request.constraint is not None for seq in self.slots.running)
-        ahead = self.runner.runs_ahead and not self.beams.running and not constrained and output is not None
+        waits = any(seq.request.constraint is not None or seq.request.rules_steer for seq in self.slots.running)
+        ahead = self.runner.runs_ahead and not self.beams.running and not waits and output is not None
         while len(self.pending) > int(ahead):
             self._process(*self.pending[0])
             self.pending.popleft()
@@ -72,7 +72,8 @@ class OutputProcessor:
         """Hand the tokens of a step to their requests, except those that ended meanwhile."""
         rows = sampled.wait()
         if sampled.read is not None:
-            keep_read([seq.request for seq in seqs], sampled.read)
+            for seq in keep_read(seqs, sampled.read):
+                self.runner.steer(seq)
         for row, (seq, (tokens, logprobs)) in enumerate(zip(seqs, rows, strict=True)):
             options = seq.request.options
             if options.beams > 1:
@@ -100,17 +101,22 @@ class OutputProcessor:
             self.runner.release_slot(seq.slot, *self.slots.release(seq))
 
 
-def keep_read(requests: Sequence[Request], read: ReadStep) -> None:
-    """Hand what was read in a decode step to the recordings and scores of its requests."""
+def keep_read(seqs: Sequence[SequenceState], read: ReadStep) -> list[SequenceState]:
+    """Hand what was read in a decode step to the recordings and scores of requests; return those to steer anew."""
+    scores: list[dict[str, float]] = [{} for _ in seqs]
     for reading, values in zip(read.readings, read.values, strict=True):
         if isinstance(reading, ProbedSite):
-            scores = values.tolist()
-            for request, start, own in zip(requests, read.starts, scores, strict=True):
-                if start >= len(request.prompt) and not request.done:
-                    for name in reading.columns.keys() & request.scores.keys():
-                        request.scores[name].append(own[reading.columns[name]])
+            for row, of_probes in enumerate(values.tolist()):
+                for name in reading.columns.keys() & seqs[row].request.scores.keys():
+                    scores[row][name] = of_probes[reading.columns[name]]
         elif isinstance(reading, RecordedSite):
-            for row, (request, start) in enumerate(zip(requests, read.starts, strict=True)):
-                recording = request.recording
+            for row, (seq, start) in enumerate(zip(seqs, read.starts, strict=True)):
+                recording = seq.request.recording
                 if recording is not None and (site := recording.of_pass(start).get(reading.name)) is not None:
                     recording.add(site, values[row], start, 1)
+    changed = []
+    for seq, start, own in zip(seqs, read.starts, scores, strict=True):
+        # The last token of the prompt goes through the first decode step; it is not new.
+        if own and start >= len(seq.request.prompt) and not seq.request.done and seq.request.add_scores(own):
+            changed.append(seq)
+    return [seq for seq in changed if not seq.request.done]
