@@ -106,7 +106,7 @@ def test_tokens_are_steered_while_the_scores_stay_above(
 ) -> None:
     rng, changed = random.Random(3), 0
     for _ in range(8):
-        prompt = [rng.randrange(1, 40) for _ in range(rng.randint(1, 6))]
+        prompt = [rng.randrange(1, 40) for _ in range(rng.randint(12, 18))]
         plain = complete(engine, prompt, probes="b")
         assert plain.scores is not None
         rule = Rule("b", middle(plain.scores["b"]), "steer", rng.choice([1, 1, 2]), {"v": rng.choice([-8.0, 8.0])})
