@@ -97,7 +97,9 @@ def reference(model: Decoder, vector: SteeringVector, prompt: list[int], rule: R
             in_a_row = in_a_row + 1 if probe.scores(seen[probe.site][0, -1]) > rule.above else 0
         if in_a_row >= rule.consecutive:
             steered.add(len(ids))  # the token that is sampled now
-        ids.append(int(logits[0, -1].argmax()))
+        if (token := int(logits[0, -1].argmax())) in model.spec.end_ids:
+            break
+        ids.append(token)
     return ids[len(prompt) :], sorted(steered)
 
 
