@@ -15,7 +15,7 @@ from serve.plain_http import ask
 import glasshouse as gh
 from glasshouse.errors import InputError
 from glasshouse.inspection import SteeringVector, add
-from glasshouse.serve import ServedModel, Server, assign_vectors
+from glasshouse.serve import ServedModel, Server, assign
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,7 @@ def test_what_is_known_and_what_is_refused(server: Server) -> None:
 def test_vectors_go_to_the_models_they_were_made_for(
     decoder: gh.models.Decoder, encoder: gh.models.Encoder, vector: SteeringVector, tmp_path: Path
 ) -> None:
-    assert assign_vectors({"minds": vector}, [encoder, decoder]) == [{}, {"minds": vector}]
-    assert assign_vectors({}, [encoder]) == [{}]
+    assert assign("steering vector", {"minds": vector}, [encoder, decoder]) == [{}, {"minds": vector}]
+    assert assign("steering vector", {}, [encoder]) == [{}]
     with pytest.raises(InputError, match="'minds' was made for another model"):
-        assign_vectors({"minds": vector}, [encoder])
+        assign("steering vector", {"minds": vector}, [encoder])

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TypeVar
 
 import typer
 
@@ -15,6 +15,7 @@ from glasshouse.cli.model import Device, Revision
 from glasshouse.escaping import escape_control
 
 app = typer.Typer()
+T = TypeVar("T")
 
 KEY_VARIABLE = "GLASSHOUSE_API_KEY"
 MODELS_HELP = (
@@ -74,6 +75,22 @@ def serve(
             help="A steering vector of `glasshouse steer make`, which requests scale by name; can be repeated.",
         ),
     ] = None,
+    internals: Annotated[
+        bool, typer.Option("--internals", help="Let requests record activations and score tokens by probes.")
+    ] = False,
+    probe: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=FILE", help="A linear probe of `glasshouse probe make`, by name; can be repeated."
+        ),
+    ] = None,
+    rule: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="What a probe's scores do in every answer, such as 'NAME > 2.5 x 3: stop' (for three tokens in a "
+            "row), ': refuse' or ': steer VECTOR=1.0'; can be repeated."
+        ),
+    ] = None,
     log_level: Annotated[
         Literal["error", "warning", "info"], typer.Option(help="What is logged on stderr; info has every request.")
     ] = "info",
@@ -86,9 +103,14 @@ def serve(
         where = gh.device.resolve(device, "--device").type
     keys = _keys(api_key_file)
     loaded = gh.serve.load_models(models, device=where, revision=revision)
-    steering = gh.serve.assign_vectors(_vectors(steer or ()), [model for _, model, _ in loaded])
+    models_alone = [model for _, model, _ in loaded]
+    vectors = _named("--steer", "steering vector", steer or (), gh.inspection.SteeringVector.load)
+    steering = gh.serve.assign("steering vector", vectors, models_alone)
+    named_probes = _named("--probe", "probe", probe or (), gh.inspection.LinearProbe.load)
+    probes = gh.serve.assign("probe", named_probes, models_alone)
+    rules = gh.serve.assign_rules([gh.generation.Rule.parse(text) for text in rule or ()], probes)
     served = []
-    for (name, model, tok), vectors in zip(loaded, steering, strict=True):
+    for (name, model, tok), own_vectors, own_probes, own_rules in zip(loaded, steering, probes, rules, strict=True):
         one = gh.serve.ServedModel(
             name,
             model,
@@ -98,7 +120,9 @@ def serve(
             weights=weights,
             compile=compile_,
             batch_invariant=batch_invariant,
-            steering=vectors,
+            steering=own_vectors,
+            probes=own_probes,
+            rules=own_rules,
         )
         served.append(one)
     server = gh.serve.Server(
@@ -110,6 +134,7 @@ def serve(
         allowed_origins=allow_origin or (),
         limits=gh.serve.Limits(max_waiting=max_waiting, timeout=timeout, max_body=int(max_body * 2**20)),
         look=look,
+        internals=internals,
         log=gh.serve.Log(log_level, log_format),
     )
 
@@ -124,16 +149,16 @@ def serve(
     server.run(started)
 
 
-def _vectors(arguments: Sequence[str]) -> dict[str, gh.inspection.SteeringVector]:
-    """Return the steering vectors of NAME=FILE arguments."""
+def _named(option: str, kind: str, arguments: Sequence[str], load: Callable[[str], T]) -> dict[str, T]:
+    """Return what the files of NAME=FILE arguments have."""
     found = {}
     for argument in arguments:
         name, separator, path = argument.partition("=")
         if not (name and separator and path):
-            raise gh.InputError(f"--steer is {argument!r}, but it must be NAME=FILE.")
+            raise gh.InputError(f"{option} is {argument!r}, but it must be NAME=FILE.")
         if name in found:
-            raise gh.InputError(f"two steering vectors are named {name!r}; rename one.")
-        found[name] = gh.inspection.SteeringVector.load(path)
+            raise gh.InputError(f"two {kind}s are named {name!r}; rename one.")
+        found[name] = load(path)
     return found
 
 

@@ -86,6 +86,14 @@ class RequestRecording:
         """The sites to read while the source is encoded."""
         return [site for site in self._pieces if site.of_encoder]
 
+    def most_bytes(self, length: int) -> int:
+        """Return how many bytes the recording has at most, of a sequence of at most `length` tokens."""
+        spans = {site: self._span(site) for site in self._pieces}
+        return sum(
+            site.most_bytes(max(min(length, span.stop) - span.start, 0), length, self._source_len)
+            for site, span in spans.items()
+        )
+
     def of_pass(self, start: int) -> dict[str, RecordedSite]:
         """Return the sites to read in a pass of the decoder whose first token is at a position, by name."""
         return {
@@ -126,8 +134,9 @@ class RequestRecording:
 class RecordedSite:
     """One recorded site or part of it: how the values of each pass are cut and joined."""
 
-    def __init__(self, selection: Selection) -> None:
+    def __init__(self, selection: Selection, shape: tuple[int, ...]) -> None:
         site = selection.site
+        self._shape = shape  # of the value, with no limit on axes that depend on the call
         self.name = selection.name
         self.pairs = site.axes == PAIRS
         keys = selection.index[-1] if self.pairs else slice(None)
@@ -191,6 +200,16 @@ class RecordedSite:
             rows[..., : piece.shape[-1]] = piece
         return joined[..., 0] if self.one_key else joined
 
+    def most_bytes(self, n_positions: int, length: int, source_len: int) -> int:
+        """Return the bytes of so many recorded positions of a sequence of so many tokens."""
+        keys = source_len if self.crosses or self.of_encoder else length
+        positions = source_len if self.of_encoder or (self.crosses and self.from_cache) else n_positions
+        dynamic = {"batch": 1, "position": positions, "query": positions, "key": keys}
+        found = max(self.selection.site.model.get_parameter("token_embedding.table.weight").element_size(), 4)
+        for axis, size, index in zip(self.selection.site.axes, self._shape, self.selection.index, strict=True):
+            found *= len(range(dynamic.get(axis, size))[index]) if isinstance(index, slice) else 1
+        return found
+
     def _count(self, n_keys: int) -> int:
         """Return how many of `n_keys` keys are selected."""
         return len(range(n_keys)[self.keys])
@@ -247,7 +266,7 @@ def recorded_sites(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list
     selections = {one.name: one for name in listed for one in select(model, name)}
     for one in selections.values():
         _check(one, model.spec)
-    return [RecordedSite(one) for one in selections.values()]
+    return [RecordedSite(one, _shape(one.site, model.spec)) for one in selections.values()]
 
 
 def _check(selection: Selection, s: spec.Spec) -> None:
@@ -270,7 +289,7 @@ def _shape(site: Site, s: spec.Spec) -> tuple[int, ...]:
     """Return the shape of the values at a site, with no limit on axes that depend on the call."""
     sizes = {
         "head": s.n_kv_heads if site.is_cached else s.n_heads,
-        "width": s.d_head if "head" in site.axes else s.d_model,
+        "width": s.d_head if "head" in site.axes and site.hook_point != "result" else s.d_model,
         "neuron": s.d_ff,
     }
     return tuple(sizes.get(axis, sys.maxsize) for axis in site.axes)

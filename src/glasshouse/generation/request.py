@@ -284,19 +284,22 @@ class Request:
         if self.error is not None:
             raise InputError(self.error)
 
+    def recorded(self) -> Recording | None:
+        """Return the activations of a finished request, if any are recorded."""
+        return None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
+
     def completions(self) -> list[Completion]:
         """Return the result, or the `n_best` of a beam search."""
         if self.finish_reason is None:
             raise InputError("the request is not done; step the engine until it is.")
         if not self.hypotheses:
-            recording = None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
             top = self.top_logprobs if self.options.top_logprobs else None
             found = (self.text, self.ids, self.logprobs, self.finish_reason)
             scores = {name: self.scores[name] for name in self.options.probes} or None
             return [
                 Completion(
                     *found,
-                    recording=recording,
+                    recording=self.recorded(),
                     top_logprobs=top,
                     draws=self.draws,
                     scores=scores,

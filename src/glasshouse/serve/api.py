@@ -13,6 +13,7 @@ from starlette.requests import Request
 
 from glasshouse.config import did_you_mean
 from glasshouse.errors import GlasshouseError
+from glasshouse.serve.answers.internals import RecordingQuota
 from glasshouse.serve.answers.kept import CANDIDATES, KeptAnswers
 from glasshouse.serve.metrics import HttpCount, ModelMetrics
 from glasshouse.serve.runtime.exchange import DisconnectedError
@@ -43,17 +44,26 @@ class Limits:
     prepare_timeout: float = 20.0  # seconds to wait until a request is read, and again to parse and tokenize it
     max_answers: int = 1000  # that can be opened, of all keys together; the oldest go first
     max_answer_bytes: int = 256 * 2**20  # of those, roughly
+    max_recorded: int = 64 * 2**20  # bytes of activations that a request may record
+    max_recorded_by_key: int = 256 * 2**20  # and the requests of a key at once
 
 
 class Api:
     """The served models, and how a request to one is read."""
 
     def __init__(
-        self, models: Sequence[ServedModel], limits: Limits, *, look: bool = False, log: Log | None = None
+        self,
+        models: Sequence[ServedModel],
+        limits: Limits,
+        *,
+        look: bool = False,
+        internals: bool = False,
+        log: Log | None = None,
     ) -> None:
         self.log = log or Log()
         self.models = {one.name: one for one in models}
-        self.limits = limits
+        self.limits, self.internals = limits, internals
+        self.recording_quota = RecordingQuota(limits.max_recorded, limits.max_recorded_by_key)
         self.metrics = {one.name: ModelMetrics() for one in models}
         self.runner = Runner(models, self.metrics, limits.max_waiting, CANDIDATES if look else 0, self.log)
         self.answers = KeptAnswers(limits.max_answers, limits.max_answer_bytes) if look else None

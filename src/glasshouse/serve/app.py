@@ -136,6 +136,7 @@ def _description(api: Api, served: ServedModel) -> JsonDict:
 async def props(api: Api, request: Request) -> Response:
     """Describe the capabilities of the models."""
     found: JsonDict = {"version": __version__, "models": [_props(one) for one in api.models.values()]}
+    found["internals"] = api.internals
     if api.answers is not None:
         limits = {"max_answers": api.answers.max_answers, "max_bytes": api.answers.max_bytes}
         found["look"] = {**limits, "candidates": CANDIDATES}
@@ -154,6 +155,7 @@ def _props(served: ServedModel) -> JsonDict:
         "chats": served.chats,
         "embeds": served.embeds,
         "steering": {} if served.engine is None else {n: v.site for n, v in served.engine.steering.items()},
+        "probes": {} if served.engine is None else {n: p.site for n, p in served.engine.probes.items()},
     }
 
 

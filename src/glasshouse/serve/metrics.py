@@ -56,6 +56,7 @@ class ModelMetrics:
     def __init__(self) -> None:
         self.prompt_tokens = self.generation_tokens = 0
         self.finish_reasons: Counter[str] = Counter()
+        self.rules_fired: Counter[tuple[str, str]] = Counter()  # by the probe, and what the rule does
         self.time_to_first_token, self.time_per_output_token, self.request_duration = (Histogram() for _ in range(3))
 
     def finished(self, job: Job) -> None:
@@ -64,6 +65,7 @@ class ModelMetrics:
         self.prompt_tokens += len(request.source or request.prompt)
         self.generation_tokens += len(request.ids)
         self.finish_reasons[str(request.finish_reason)] += 1
+        self.rules_fired.update((one.rule.probe, one.rule.then) for one in request.firings)
         self.request_duration.observe(now - job.arrived)
         if job.first_token is not None:
             self.time_to_first_token.observe(job.first_token - job.arrived)

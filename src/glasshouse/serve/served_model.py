@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from glasshouse import hub
-from glasshouse.config import JsonDict
+from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.errors import InputError
 from glasshouse.generation import MAX_SLOTS, Engine, choose_slots
 from glasshouse.generation.engine.inference_model import Weights
+from glasshouse.generation.rules import Rule
 from glasshouse.inspection import SteeringVector
+from glasshouse.inspection.linear_probe import LinearProbe
 from glasshouse.inspection.steering import model_fingerprint
 from glasshouse.layers import lora
 from glasshouse.layers.module_swap import clone_sharing_parameters
@@ -20,6 +23,8 @@ from glasshouse.models.prompt import encode_prompt, end_of_turn_ids
 from glasshouse.serve.schema.errors import ApiError
 from glasshouse.text import Tokenizer
 from glasshouse.text.token_text import max_token_bytes
+
+Made = TypeVar("Made", SteeringVector, LinearProbe)
 
 MAX_LEN = 8192  # tokens of a sequence by default, where a model could take more: each slot reserves memory for them
 SLOTS_CPU = 32
@@ -48,8 +53,10 @@ class ServedModel:
         compile: bool = False,  # noqa: A002 (torch's word)
         batch_invariant: bool = False,
         steering: Mapping[str, SteeringVector] | None = None,
+        probes: Mapping[str, LinearProbe] | None = None,
+        rules: Sequence[Rule] = (),  # of every request
     ) -> None:
-        self.name, self.model, self.tok = name, model, tok
+        self.name, self.model, self.tok, self.rules = name, model, tok, tuple(rules)
         self.max_len = max_len or min(model.spec.max_len, MAX_LEN)
         self._token_bytes = None if tok is None else max_token_bytes(tok)
         self.engine: Engine | None = None
@@ -70,6 +77,7 @@ class ServedModel:
             compile=compile,
             batch_invariant=batch_invariant,
             steering=steering,
+            probes=probes,
         )
 
     @property
@@ -143,19 +151,30 @@ class ServedModel:
         return ApiError(message, code="context_length_exceeded", param="messages" if self.chats else "prompt")
 
 
-def assign_vectors(vectors: Mapping[str, SteeringVector], models: Sequence[Model]) -> list[dict[str, SteeringVector]]:
-    """Return the steering vectors of each model: those that were made for it; raise for one of none of them."""
-    prints = [model_fingerprint(model) for model in models] if vectors else [""] * len(models)
-    for name, vector in vectors.items():
-        if vector.fingerprint not in prints:
+def assign(kind: str, made: Mapping[str, Made], models: Sequence[Model]) -> list[dict[str, Made]]:
+    """Return the steering vectors or probes of each model: those made for it; raise for one of none of them."""
+    prints = [model_fingerprint(model) for model in models] if made else [""] * len(models)
+    for name, one in made.items():
+        if one.fingerprint not in prints:
             raise InputError(
-                f"the steering vector {name!r} was made for another model, whose weights differ; make one for a "
-                "model that is served."
+                f"the {kind} {name!r} was made for another model, whose weights differ; make one for a model that is "
+                "served."
             )
-    return [
-        {name: vector for name, vector in vectors.items() if vector.fingerprint == own} if vectors else {}
-        for own in prints
-    ]
+    return [{name: one for name, one in made.items() if one.fingerprint == own} if made else {} for own in prints]
+
+
+def assign_rules(rules: Sequence[Rule], probes: Sequence[Collection[str]]) -> list[list[Rule]]:
+    """Return the rules of each model, whose probes have these names; raise for a rule of none of them.
+
+    >>> [len(rules) for rules in assign_rules([Rule("anger", 1.0, "stop")], [["anger", "joy"], []])]
+    [1, 0]
+    """
+    known = sorted({name for names in probes for name in names})
+    for rule in rules:
+        if rule.probe not in known:
+            advice = did_you_mean(rule.probe, known) if known else "give it by --probe."
+            raise InputError(f"a rule names the probe {rule.probe!r}, which is not there; {advice}")
+    return [[rule for rule in rules if rule.probe in names] for names in probes]
 
 
 def load_models(

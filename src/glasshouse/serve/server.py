@@ -69,7 +69,8 @@ class _Uvicorn(uvicorn.Server):
 class Server:
     """An HTTP server for models, on localhost by default; any other address requires API keys.
 
-    With `look` it also serves the page, in which the last answers can be opened, each with its own API key.
+    With `look` it also serves the page, in which the last answers can be opened, each with its own API key; with
+    `internals` requests may record activations, score their tokens by probes, and have rules on the scores.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder")).eval()
@@ -95,6 +96,7 @@ class Server:
         limits: Limits | None = None,
         drain_seconds: float = 30.0,
         look: bool = False,
+        internals: bool = False,
         log: Log | None = None,
     ) -> None:
         if not models:
@@ -107,7 +109,7 @@ class Server:
         accepted = Keys(keys)
         self.socket = listen(host, port)
         self.port = self.socket.getsockname()[1]
-        self.api = Api(models, limits or Limits(), look=look, log=log)
+        self.api = Api(models, limits or Limits(), look=look, internals=internals, log=log)
         # Behind all interfaces the names are not known; a key is needed there, which no rebound name has.
         hosts = None
         if host not in WILDCARDS or allowed_hosts:

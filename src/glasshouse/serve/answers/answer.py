@@ -15,6 +15,7 @@ from starlette.types import Receive, Scope, Send
 
 from glasshouse.config import JsonDict
 from glasshouse.generation.request import Request
+from glasshouse.serve.answers.internals import internals
 from glasshouse.serve.api import KEY, USAGE, Api
 from glasshouse.serve.runtime.exchange import DisconnectedError, Exchange, Piece
 from glasshouse.serve.schema.errors import ApiError
@@ -78,9 +79,9 @@ class Answer(ABC):
             "total_tokens": total,
         }
 
-    def whole(self, pieces: Sequence[Piece]) -> JsonDict:
+    async def whole(self, pieces: Sequence[Piece]) -> JsonDict:
         """Return the answer in one piece for each choice."""
-        choices = [self._counted(index, piece, first=True, chunk=False) for index, piece in enumerate(pieces)]
+        choices = [await self._counted(index, piece, first=True, chunk=False) for index, piece in enumerate(pieces)]
         return self._table(self.object, choices) | {"usage": self.usage()}
 
     async def events(self, exchange: Exchange) -> AsyncIterator[bytes]:
@@ -93,7 +94,7 @@ class Answer(ABC):
                 async for taken in exchange.pieces():
                     parts = []
                     for index, piece in taken:
-                        choice = self._counted(index, piece, first=index not in begun, chunk=True)
+                        choice = await self._counted(index, piece, first=index not in begun, chunk=True)
                         parts.append(event(self._table(self.chunk_object, [choice]) | extra))
                         begun.add(index)
                     yield b"".join(parts)
@@ -106,9 +107,9 @@ class Answer(ABC):
                 yield event(self._table(self.chunk_object, []) | {"usage": self.usage()})
             yield DONE
 
-    def _counted(self, index: int, piece: Piece, *, first: bool, chunk: bool) -> JsonDict:
+    async def _counted(self, index: int, piece: Piece, *, first: bool, chunk: bool) -> JsonDict:
         self.completion_tokens += len(piece.ids)
-        made = self.choice(index, piece, first=first, chunk=chunk)
+        made = self.choice(index, piece, first=first, chunk=chunk) | await internals(piece, self.values)
         return made | {"token_ids": piece.ids} if self.values["return_token_ids"] else made
 
     def _table(self, kind: str, choices: list[JsonDict]) -> JsonDict:
@@ -123,7 +124,7 @@ async def respond(api: Api, http: HttpRequest, answer: Answer, requests: Sequenc
     exchange.submit(http.receive)
     if answer.values["stream"]:
         return EventStream(answer.events(exchange))
-    return json_response(answer.whole(await collect(exchange)))
+    return json_response(await answer.whole(await collect(exchange)))
 
 
 def make_exchange(

@@ -12,6 +12,7 @@ from starlette.responses import Response
 from glasshouse.config import JsonDict
 from glasshouse.generation.request import Request
 from glasshouse.serve.answers.answer import Answer, check_fan_out, respond
+from glasshouse.serve.answers.internals import check_asked
 from glasshouse.serve.answers.logprobs import chat_logprobs
 from glasshouse.serve.answers.tool_calls import ToolCallParser, conversation, offered_tools
 from glasshouse.serve.api import KEY, Api
@@ -66,6 +67,7 @@ async def chat_completions(api: Api, http: HttpRequest) -> Response:
 
 
 def _read(api: Api, key: str, values: Values) -> tuple[ChatAnswer, list[Request]]:
+    check_asked(values, api.internals)
     served = api.model(values["model"])
     check_fan_out(api, values["n"])
     if values["top_logprobs"] and not values["logprobs"]:
@@ -74,6 +76,7 @@ def _read(api: Api, key: str, values: Values) -> tuple[ChatAnswer, list[Request]
     messages, tools = conversation(values["messages"]), offered_tools(served, values)
     limit, top = min(limits, default=None), values["top_logprobs"]
     n_ids, requests = chat_requests(api, served, messages, values, limit, key, values["n"], top, tools)
+    api.recording_quota.add(key, requests)
     return ChatAnswer(served, values, n_ids, tools), requests
 
 
@@ -93,6 +96,6 @@ def chat_requests(
     # Templates strip messages, and may leave out parts of those that are not the user's, such as earlier thoughts.
     served.check_least_tokens(*(one["content"].strip() for one in messages if one["role"] == "user"))
     ids = served.encode_chat(messages, tools=tools)
-    params = sampling_params(values, served.fit(ids, max_tokens), top_logprobs, api.candidates)
+    params = sampling_params(values, served.fit(ids, max_tokens), top_logprobs, api.candidates, served.rules)
     params = replace(params, stop_token_ids=(*params.stop_token_ids, *served.end_of_turn()))
     return len(ids), [engine.make_request(ids, sample, namespace=key) for sample in params.with_seeds(n)]

@@ -13,6 +13,7 @@ from glasshouse.generation.offline import prompt_logprobs
 from glasshouse.generation.request import Request, TopLogprobs
 from glasshouse.models import Decoder
 from glasshouse.serve.answers.answer import Answer, check_fan_out, respond
+from glasshouse.serve.answers.internals import check_asked
 from glasshouse.serve.answers.logprobs import TokenOffsets, completion_logprobs
 from glasshouse.serve.api import KEY, Api
 from glasshouse.serve.runtime.exchange import DisconnectedError, Piece
@@ -71,6 +72,7 @@ async def completions(api: Api, http: HttpRequest) -> Response:
 
 def _read(api: Api, key: str, values: Values) -> tuple[CompletionAnswer, list[Request]]:
     """Check a request, encode its prompts, and make the engine's requests: the samples of each prompt in turn."""
+    check_asked(values, api.internals)
     served = api.model(values["model"])
     engine = served.generator()
     if values["best_of"] not in (None, values["n"]):
@@ -89,10 +91,11 @@ def _read(api: Api, key: str, values: Values) -> tuple[CompletionAnswer, list[Re
     for one in many:
         ids = served.encode(one)
         limit = served.fit(ids, values["max_tokens"], DEFAULT_TOKENS)
-        params = sampling_params(values, limit, values["logprobs"] or 0, api.candidates)
+        params = sampling_params(values, limit, values["logprobs"] or 0, api.candidates, served.rules)
         requests += [engine.make_request(ids, sample, namespace=key) for sample in params.with_seeds(values["n"])]
         text = one if isinstance(one, str) else served.tok.decode(ids) if served.tok and values["echo"] else ""
         prompts.append(EchoedPrompt(text, ids))
+    api.recording_quota.add(key, requests)
     return CompletionAnswer(served, values, prompts), requests
 
 

@@ -59,6 +59,12 @@ def metrics_text(api: Api) -> str:
         for reason, count in sorted(lane.metrics.finish_reasons.items())
     ]
     samples.append(("requests_finished_total", "counter", "Sequences by the reason of their end.", reasons))
+    fired = [
+        gauge("probe_rules_fired_total", {"model": name, "probe": probe, "then": then}, count)
+        for name, lane in lanes.items()
+        for (probe, then), count in sorted(lane.metrics.rules_fired.items())
+    ]
+    samples.append(("probe_rules_fired_total", "counter", "Times that a rule on a probe's scores fired.", fired))
     requests = [
         gauge("http_requests_total", {"route": one.route, "method": one.method, "status": str(one.status)}, count)
         for one, count in sorted(api.http_counts.items())

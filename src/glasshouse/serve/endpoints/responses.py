@@ -29,6 +29,7 @@ class ResponseAnswer:
     def __init__(self, served: ServedModel, values: Values, prompt_tokens: int) -> None:
         self.served, self.values, self.prompt_tokens = served, values, prompt_tokens
         self.completion_tokens = 0
+        self._incomplete = "max_output_tokens"  # why, if it is
         self.text = ""
         self.id, self.item_id = f"resp_{secrets.token_hex(16)}", f"msg_{secrets.token_hex(16)}"
         self.created = time.time()
@@ -37,6 +38,8 @@ class ResponseAnswer:
         """Add what was generated."""
         self.text += piece.text
         self.completion_tokens += len(piece.ids)
+        if piece.finish_reason == "content_filter":
+            self._incomplete = "content_filter"
 
     def part(self, text: str) -> JsonDict:
         """Return the text as a part of a message."""
@@ -64,7 +67,7 @@ class ResponseAnswer:
             "created_at": self.created,
             "status": status,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": self._incomplete} if status == "incomplete" else None,
             "instructions": self.values["instructions"],
             "max_output_tokens": self.values["max_output_tokens"],
             "metadata": {},
@@ -116,7 +119,7 @@ class ResponseAnswer:
 
 def status_of(piece: Piece) -> str:
     """Return the status of a response that ends with a piece."""
-    return "incomplete" if piece.finish_reason == "length" else "completed"
+    return "incomplete" if piece.finish_reason in ("length", "content_filter") else "completed"
 
 
 async def responses(api: Api, http: HttpRequest) -> Response:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Protocol, Self
@@ -18,6 +18,8 @@ from starlette.types import Receive
 from glasshouse.errors import InputError
 from glasshouse.generation.constraints.constraint import TOO_COMPLEX
 from glasshouse.generation.request import NOTHING_ALLOWED, EndToken, FinishReason, Request, TopLogprobs
+from glasshouse.generation.rules import Firing
+from glasshouse.inspection import Recording
 from glasshouse.serve.schema.errors import ApiError, never_begun, timed_out, unavailable
 
 
@@ -31,6 +33,9 @@ class Piece(NamedTuple):
     finish_reason: FinishReason | None = None
     error: str | None = None  # where the reason is "error"
     end_token: EndToken | None = None  # where one ended it
+    scores: Mapping[str, list[float]] = {}  # of probes; that of a token comes after it
+    firings: Sequence[Firing] = ()  # of rules
+    recording: Recording | None = None  # of the whole answer, in its last piece
 
     def with_end_token(self) -> Piece:
         """Return the piece with the token that ended it, if one did, as the last."""
@@ -56,6 +61,8 @@ class Job:
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None  # when there was one
     n_sent: int = 0  # ids in the pieces so far
+    n_scored: int = 0  # and scores of each probe
+    n_fired: int = 0
     text: str = ""  # in the pieces so far; needed only to try again
     retried: bool = False
 
@@ -73,9 +80,24 @@ class Job:
         self.n_sent = max(self.n_sent, count)
         self.text += text
         piece = Piece(text, request.ids[new], request.logprobs[new], request.top_logprobs[new])
+        piece = piece._replace(scores=self._new_scores(count), firings=request.firings[self.n_fired :])
+        self.n_fired = max(self.n_fired, len(request.firings))
         if not done:
             return piece
-        return piece._replace(finish_reason=request.finish_reason, error=request.error, end_token=request.end_token)
+        return piece._replace(
+            finish_reason=request.finish_reason,
+            error=request.error,
+            end_token=request.end_token,
+            recording=request.recorded(),
+        )
+
+    def _new_scores(self, count: int) -> dict[str, list[float]]:
+        """Return the scores that were not sent yet, of the first `count` new tokens."""
+        scores = self.request.scores
+        known = min(map(len, scores.values()), default=0)
+        new = slice(self.n_scored, min(count, known))
+        self.n_scored = max(self.n_scored, new.stop)
+        return {name: scores[name][new] for name in self.request.options.probes}
 
     def _new_text(self) -> str:
         if not self.retried:

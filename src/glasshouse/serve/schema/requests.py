@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+from glasshouse.generation.rules import Rule, RuleAction
 from glasshouse.generation.sampling_params import BOUNDS, DEFAULTS, SamplingParams, SteerAt
 from glasshouse.serve.schema.fields import (
     Biases,
@@ -31,6 +32,7 @@ MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128  # of a request, and calls of one message
 MAX_STOPS, LONGEST_STOP = 16, 1000
+MAX_SITES, MAX_PROBES, MAX_RULES = 64, 64, 16
 MAX_GRAMMAR = 2**16  # characters of a grammar or a JSON schema
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI takes: the most probable token alone
 
@@ -68,6 +70,7 @@ def sampled(name: str, default: float | None = None) -> Whole | Real:
     return Whole(int(low), int(high), default=default) if bounds.whole else Real(low, high, default=default)
 
 
+SCALES = Scales(16, 1000.0, default={})
 SAMPLING = {
     "temperature": sampled("temperature", 1.0),
     "top_p": sampled("top_p", 1.0),
@@ -86,9 +89,26 @@ SAMPLING = {
     "stop_token_ids": Many(Whole(0, 2**31 - 1), 64, default=[]),
     "min_tokens": sampled("min_new_tokens", 0),
     "grammar": Text(MAX_GRAMMAR, 1),
-    "steer": Scales(16, 1000.0, default={}),
+    "steer": SCALES,
     "steer_at": Choice(get_args(SteerAt), default="all"),
 }
+# Of a server that shows them.
+NAME = Text(256, 1)
+RULE = Table(
+    {
+        "probe": Text(256, 1, required=True),
+        "above": Real(-1e9, 1e9, required=True),
+        "then": Choice(get_args(RuleAction), required=True),
+        "consecutive": Whole(1, MAX_TOKENS, default=1),
+        "steer": SCALES,
+    }
+)
+INTERNALS = {
+    "record": Many(NAME, MAX_SITES, default=[]),
+    "probes": Many(NAME, MAX_PROBES, default=[]),
+    "rules": Many(RULE, MAX_RULES, default=[]),
+}
+NO_INTERNALS = "it is answered by /v1/chat/completions and /v1/completions; send it there."
 SCHEMA = {
     "name": Text(256),
     "description": TEXT,
@@ -123,6 +143,7 @@ COMPLETIONS = Table(
         **RESPONSE_FORMAT,
         **STREAMING,
         **SAMPLING,
+        **INTERNALS,
     },
     ignored=IGNORED,
     refused={"suffix": "these models continue a prompt only; leave it out."},
@@ -192,6 +213,7 @@ CHAT = Table(
         "return_token_ids": Flag(),
         **STREAMING,
         **SAMPLING,
+        **INTERNALS,
     },
     ignored=(*IGNORED, "parallel_tool_calls", "reasoning_effort", "verbosity"),
     refused={
@@ -230,6 +252,7 @@ RESPONSES = Table(
         "previous_response_id": "nothing is stored here; send the whole conversation as input.",
         "prompt": "nothing is stored here; send the text as input.",
         "tools": NO_TOOLS,
+        **dict.fromkeys(INTERNALS, NO_INTERNALS),
     },
 )
 EMBEDDINGS = Table(
@@ -259,11 +282,11 @@ DETOKENIZE = Table({**MODEL, "tokens": Many(Whole(0, 2**31 - 1), MAX_IDS, requir
 
 
 def sampling_params(
-    values: Values, max_new_tokens: int, top_logprobs: int = 0, candidates: int = 0
+    values: Values, max_new_tokens: int, top_logprobs: int = 0, candidates: int = 0, rules: Sequence[Rule] = ()
 ) -> SamplingParams:
     """Return the sampling parameters of a request; without a seed, with a random one.
 
-    `candidates` are what the server keeps of each token, for answers that can be opened.
+    `candidates` are what the server keeps of each token, for answers that can be opened; `rules` are the server's.
     """
     seed = values["seed"]
     return SamplingParams(
@@ -285,6 +308,9 @@ def sampling_params(
         constraint=values.get("constraint"),
         steer=values["steer"],
         steer_at=values["steer_at"],
+        record=values.get("record", ()),
+        probes=values.get("probes", ()),
+        rules=(*rules, *(Rule(**one) for one in values.get("rules", ()))),
     )
 
 
