@@ -41,21 +41,22 @@ class Reading(Protocol):
 
 
 class Reader:
-    """Reads sites in the forward passes of an engine, which run through the inference copy of the model."""
+    """Reads sites in the forward passes of an engine, edited or not, through the inference copy of the model."""
 
     def __init__(self, model: Decoder | Seq2Seq) -> None:
         self._model, self._hook_manager = model, hook_manager_of(model)
         self._values: dict[str, Tensor] = {}  # of this forward pass
 
     @contextmanager
-    def reading(self, readings: Iterable[Reading]) -> Iterator[list[Tensor]]:
+    def reading(self, readings: Iterable[Reading], edits: Iterable[Hook] = ()) -> Iterator[list[Tensor]]:
         """Read one forward pass inside the block; the values are in the list after it, in this order."""
         found: list[Tensor] = []
-        if not (asked := list(readings)):
+        asked = list(readings)
+        if not (hooks := [*edits, *map(self._hook, asked)]):
             yield found
             return
         try:
-            with self._hook_manager.registered([self._hook(one) for one in asked]):
+            with self._hook_manager.registered(hooks):
                 yield found
             found += [self._values[one.name] for one in asked]
         finally:
@@ -266,7 +267,7 @@ def recorded_sites(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list
     selections = {one.name: one for name in listed for one in select(model, name)}
     for one in selections.values():
         _check(one, model.spec)
-    return [RecordedSite(one, _shape(one.site, model.spec)) for one in selections.values()]
+    return [RecordedSite(one, site_shape(one.site, model.spec)) for one in selections.values()]
 
 
 def _check(selection: Selection, s: spec.Spec) -> None:
@@ -282,10 +283,10 @@ def _check(selection: Selection, s: spec.Spec) -> None:
             raise InputError(
                 f"{selection.name} counts keys from the end, but the final length is not known yet; count from 0."
             )
-    selection.check(_shape(selection.site, s))
+    selection.check(site_shape(selection.site, s))
 
 
-def _shape(site: Site, s: spec.Spec) -> tuple[int, ...]:
+def site_shape(site: Site, s: spec.Spec) -> tuple[int, ...]:
     """Return the shape of the values at a site, with no limit on axes that depend on the call."""
     sizes = {
         "head": s.n_kv_heads if site.is_cached else s.n_heads,

@@ -14,6 +14,7 @@ from glasshouse.errors import InputError
 from glasshouse.generation.beam.hypothesis import Hypothesis, Node
 from glasshouse.generation.constraints.constraint import ConstraintState
 from glasshouse.generation.detokenizer import Detokenizer
+from glasshouse.generation.editing import RequestEdit
 from glasshouse.generation.recording import RequestRecording
 from glasshouse.generation.rules import Firing, RuleState
 from glasshouse.generation.sampling.candidates import Draws
@@ -96,6 +97,7 @@ class Request:
         n_best: int = 1,
         keep_tree: bool = False,
         recording: RequestRecording | None = None,
+        edits: Sequence[RequestEdit] = (),
         namespace: str = "",
         constraint: ConstraintState | None = None,
     ) -> None:
@@ -106,7 +108,7 @@ class Request:
         self.limit = limit  # maximum number of new tokens: max_new_tokens, or as many as fit
         self.n_best = n_best
         self.keep_tree = keep_tree
-        self.recording = recording
+        self.recording, self.edits = recording, edits
         self.constraint = constraint
         self.namespace = namespace  # only requests of the same one share cached prefixes
         self.ids: list[int] = []
@@ -135,9 +137,9 @@ class Request:
         return self.finish_reason is not None
 
     @property
-    def is_read(self) -> bool:
-        """Whether activations are recorded, or scored by probes."""
-        return self.recording is not None or bool(self.scores)
+    def is_hooked(self) -> bool:
+        """Whether activations are recorded, scored by probes, or edited."""
+        return self.recording is not None or bool(self.scores) or bool(self.edits)
 
     @property
     def truncated(self) -> bool:

@@ -105,6 +105,7 @@ class SamplingParams:
     record: tuple[str, ...] = ()  # sites whose activations are kept, as for gh.record: resid_post.2[position=new]
     probes: tuple[str, ...] = ()  # names of the engine's linear probes, which score each new token
     rules: tuple[Rule, ...] = ()  # what the scores of probes do
+    edits: Mapping[str, Any] = field(default_factory=dict)  # of activations by site, as for gh.edit, but no functions
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = number(1, POSITIVE, "Beam width of beam search, which samples nothing; 1 is no search.")
@@ -133,6 +134,7 @@ class SamplingParams:
             self._set(name, (given,) if isinstance(given := getattr(self, name), str) else given)
             self._require(name, _all(getattr(self, name), lambda one: isinstance(one, str)), "names")
         self._set("rules", (self.rules,) if isinstance(self.rules, Rule) else self.rules)
+        self._require("edits", isinstance(self.edits, Mapping), "a dict of edits by site")
         self._require("rules", _all(self.rules, lambda one: isinstance(one, Rule)), "of gh.generation.Rule")
         for name in ("stop", "stop_token_ids", "record", "probes", "rules"):
             self._set(name, tuple(getattr(self, name)))

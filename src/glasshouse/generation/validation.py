@@ -86,9 +86,9 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
         raise InputError(f"beams is {options.beams}, but the engine has {slots} slots; make more.")
     if options.beams > 1 and recorded:
         raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
-    for name in ("top_logprobs", "candidates", "record", "probes", "rules"):
+    for name in ("top_logprobs", "candidates", "record", "probes", "rules", "edits"):
         if getattr(options, name) and drafts:
-            raise InputError(f"{name} and speculator were both given; drafts keep none; leave one out.")
+            raise InputError(f"{name} and speculator were both given; drafts take none; leave one out.")
     if options.constraint is not None and drafts:
         raise InputError("constraint and speculator were both given; drafts are not constrained; leave one out.")
     check_n_best(n_best, options.beams)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, cast
 
@@ -214,33 +214,49 @@ def mean_ablate() -> AblationEdit:
     return AblationEdit(None, "mean")
 
 
-def scale(factor: float) -> Change:
+@dataclass(frozen=True, eq=False)
+class Scale:
+    """Multiplication by a factor."""
+
+    factor: float
+
+    def __call__(self, value: Tensor) -> Tensor:
+        return value * self.factor
+
+
+@dataclass(frozen=True, eq=False)
+class Add:
+    """Addition of a vector."""
+
+    vector: Tensor
+    _moved: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def __call__(self, value: Tensor) -> Tensor:
+        if self.vector.requires_grad:
+            return value + self.vector.to(value)
+        key = (value.device, value.dtype)
+        if key not in self._moved:  # CUDA graphs of an engine cannot copy from the host
+            self._moved[key] = self.vector.to(value)
+        return value + self._moved[key]
+
+
+def scale(factor: float) -> Scale:
     """Return an edit that multiplies by a factor.
 
     >>> scale(2.0)(torch.ones(2))
     tensor([2., 2.])
     """
-    return lambda value: value * factor
+    return Scale(factor)
 
 
-def add(vector: Tensor) -> Change:
+def add(vector: Tensor) -> Add:
     """Return an edit that adds a vector, such as a steering vector, at every position.
 
     >>> add(torch.tensor([0.0, 1.0]))(torch.ones(2, 2))
     tensor([[1., 2.],
             [1., 2.]])
     """
-    moved: dict[tuple[torch.device, torch.dtype], Tensor] = {}  # CUDA graphs of an engine cannot copy from the host
-
-    def add_vector(value: Tensor) -> Tensor:
-        if vector.requires_grad:
-            return value + vector.to(value)
-        key = (value.device, value.dtype)
-        if key not in moved:
-            moved[key] = vector.to(value)
-        return value + moved[key]
-
-    return add_vector
+    return Add(vector)
 
 
 @dataclass(frozen=True, eq=False)

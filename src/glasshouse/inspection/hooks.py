@@ -43,8 +43,9 @@ class Hook:
 class GeneratedTokens:
     """The tokens of a forward pass during generation: their positions, and where each one's prompt ends."""
 
-    positions: Tensor  # broadcasts to [B, S]
-    prompt_lengths: Tensor  # broadcasts to [B, S]
+    rows: Tensor  # of the engine's cache; all broadcast to [B, S]
+    positions: Tensor
+    prompt_lengths: Tensor
 
     def selected(self, selection: Selection) -> Tensor:
         """Return which tokens a selection has, [B, S]."""
@@ -168,7 +169,7 @@ class HookManager:
             _, layout, cache, *_ = (*args, None)
             self.generated = None
             if cache is not None and (lengths := cast(Stack, stack).prompt_lengths) is not None:
-                self.generated = GeneratedTokens(layout.positions, lengths[cache.cache_rows])
+                self.generated = GeneratedTokens(cache.cache_rows, layout.positions, lengths[cache.cache_rows])
 
         for module in model.modules():
             if isinstance(module, Stack):

@@ -10,6 +10,7 @@ import torch
 
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.beam.driver import BeamDriver, make_beam_search
+from glasshouse.generation.editing import edited_namespace, request_edits
 from glasshouse.generation.engine.capacity import check_beams, check_memory, choose_prefill_chunk
 from glasshouse.generation.engine.inference_model import Weights, check_weights, weight_copy_bytes
 from glasshouse.generation.engine.model_runner import ModelRunner
@@ -57,7 +58,8 @@ class Engine:
     sites, as for `gh.record`, to record for every request; a request's own `record` names more. The activations are
     in the `recording` of its completion. `steering` has steering vectors by name, which a request's `steer` scales
     and adds at all of its positions; `probes` has linear probes by name, and those that a request's `probes` names
-    score its new tokens, by which its `rules` stop, withhold or steer the answer.
+    score its new tokens, by which its `rules` stop, withhold or steer the answer. Its `edits` change
+    activations of its own tokens, as `gh.edit` changes those of all.
 
     On CUDA decode steps are CUDA graphs of kernels made for them, each captured when it is first needed, or all by
     `warm_up`. With `compile` they are also compiled by torch, which takes ten to twenty seconds at first, and
@@ -218,7 +220,9 @@ class Engine:
         prompt, source = split_source(
             list(ids), self.spec, self._rules, target_prefix, max_len=self.max_len, source_len=self.source_len
         )
-        sites = self._recorded_sites(options)
+        sites, edits = self._recorded_sites(options), request_edits(self._runner.model, options.edits)
+        for edit in edits:
+            self._runner.check_hookable(edit.site)
         recording = RequestRecording(sites, len(prompt), len(source)) if sites else None
         constraint = None
         if options.constraint is not None:
@@ -233,7 +237,8 @@ class Engine:
             n_best=n_best,
             keep_tree=keep_tree,
             recording=recording,
-            namespace=own_namespace(steered_namespace(namespace, options), recording),
+            edits=edits,
+            namespace=edited_namespace(own_namespace(steered_namespace(namespace, options), recording), edits),
             constraint=constraint,
         )
         if options.beams > 1:
@@ -246,8 +251,8 @@ class Engine:
 
     def _recorded_sites(self, options: SamplingParams) -> list[RecordedSite]:
         """Return the sites to record for a request: the engine's, and its own."""
-        if (options.record or options.probes) and self._compiles:
-            asked = "record" if options.record else "probes"
+        asked = next((one for one in ("record", "probes", "rules", "edits") if getattr(options, one)), None)
+        if asked is not None and self._compiles:
             raise InputError(f"{asked} was given, but the engine compiles its steps; make it with compile=False.")
         own = recorded_sites(self._runner.model, options.record)
         for site in own:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Literal
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from glasshouse.errors import InputError
+from glasshouse.generation.editing import RequestEdits
 from glasshouse.generation.engine.cpu_graphs import CpuGraphs
 from glasshouse.generation.engine.cuda_graphs import Graphs, bucket, copy_to_device
 from glasshouse.generation.engine.inference_model import (
@@ -26,6 +28,7 @@ from glasshouse.generation.engine.scheduler import MIXED_PREFILL_TOKENS
 from glasshouse.generation.engine.slots import Move, SequenceState
 from glasshouse.generation.engine.step import (
     DecodeOutput,
+    PassHooks,
     PrefillChunk,
     ReadStep,
     SampledTokens,
@@ -39,14 +42,16 @@ from glasshouse.generation.sampling.sampling_slots import EMPTY_SLOT, SlotParams
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Drafts, SpeculationStats, Speculator
 from glasshouse.generation.steering import Steering
-from glasshouse.inspection.hooks import hook_manager_of
+from glasshouse.inspection.hooks import Hook
 from glasshouse.inspection.inputs.forward_pass import final_stack
 from glasshouse.inspection.linear_probe import LinearProbe
+from glasshouse.inspection.sites import Site
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.layers.cache import CacheView, MixedBatch
 from glasshouse.layers.module_swap import is_own_code
 from glasshouse.models import Decoder, Seq2Seq
 
+NO_HOOKS = PassHooks()
 SOURCE_STEP = 16  # tokens; to a multiple of it the sources that a decode step attends to are padded on a CPU
 
 
@@ -84,8 +89,8 @@ class ModelRunner:
         records = device.type == "cpu" and not (sites or compile) and cache.max_rollback == math.inf
         self._cpu_graphs = CpuGraphs() if records and is_own_code(self.model) else None
         self._steering = Steering(self.model, vectors, slots) if isinstance(self.model, Decoder) and vectors else None
-        self._prompt_lengths = _prompt_lengths(model, self.model, slots)
-        self._reader = Reader(self.model)
+        self._prompt_lengths = _prompt_lengths(self.model, slots)
+        self._reader, self._edits = Reader(self.model), RequestEdits(self.model, slots)
         self._probed = probed_sites(self.model, probes)
         self._compiled = compile_decode(self.model, slots) if compile else None
         weight = model.token_embedding.table.weight
@@ -111,10 +116,14 @@ class ModelRunner:
             raise InputError(
                 f"{site.name} is of keys that sliding windows drop from the cache; name it in gh.Engine(record=...)."
             )
+        self.check_hookable(site.selection.site, "name it in gh.Engine(record=...)")
+
+    def check_hookable(self, site: Site, advice: str = "edit the model by gh.edit") -> None:
+        """Raise for a site that is inside a kernel of this engine."""
         try:
-            _ = site.in_pass(self.model).site.module
+            _ = replace(site, model=self.model).module
         except AttributeError:
-            raise InputError(f"{site.name} is inside a kernel; name it in gh.Engine(record=...).") from None
+            raise InputError(f"{site.name} is inside a kernel; {advice}.") from None
 
     @property
     def runs_ahead(self) -> bool:
@@ -156,17 +165,21 @@ class ModelRunner:
         """Prefill chunks of prompts, as many as possible in one pass."""
         self._encode_sources(chunks)
         batch: list[PrefillChunk] = []
+        edited: list[PrefillChunk] = []
         for chunk in chunks:
             if chunk.prefix_slot in {one.seq.slot for one in batch}:  # the prefix to copy is in that batch
                 self._prefill.run(self._forward, batch)
                 batch = []
             self._fill_slot(chunk)
             if chunk.ids and self._can_batch(chunk):
-                batch.append(chunk)
+                (edited if chunk.seq.request.edits else batch).append(chunk)
             elif chunk.ids:
-                with self._recording_prompt(chunk):
-                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start, eager=records_prompt(chunk))
+                with self._hooking_prompt(chunk):
+                    eager = records_prompt(chunk) or bool(chunk.seq.request.edits)
+                    self.prefill(chunk.ids, chunk.seq.slot, chunk.start, eager=eager)
         self._prefill.run(self._forward, batch)
+        with self._reader.reading([], self._edit_hooks([chunk.seq for chunk in edited])):
+            self._prefill.run(self._forward, edited, eager=True)
 
     def _can_batch(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk may share a pass with others."""
@@ -184,8 +197,8 @@ class ModelRunner:
             return
         self._save(chunk.saved)
         self.steer(chunk.seq)
-        if self._prompt_lengths is not None:
-            self._prompt_lengths[slot] = len(chunk.seq.request.prompt)
+        self._edits.set(slot, chunk.seq.request.edits)
+        self._prompt_lengths[slot] = len(chunk.seq.request.prompt)
         if chunk.prefix_slot == slot:
             self.cache.lengths[slot] = chunk.start
         else:
@@ -229,13 +242,14 @@ class ModelRunner:
 
     def _decode_step(self, step: ScheduledStep) -> StepOutput:
         """Decode one token per sequence, and prefill the mixed chunk."""
-        seqs, readings = step.decoding, self._readings(step.decoding)
+        seqs, hooks = step.decoding, self._hooks(step.decoding)
         if self.batch_invariant and self._graphs is None:
-            output = self._decode_each(seqs, readings)
+            output = self._decode_each(seqs, hooks)
         else:
             left = min(seq.request.limit - seq.n_generated for seq in seqs)  # steps with the same sequences
-            output = self.decode(len(seqs), *_lengths(seqs, 1), left, step.mixed, readings)
-        read = ReadStep(readings, list(output.read), [seq.n_cached for seq in seqs]) if readings else None
+            output = self.decode(len(seqs), *_lengths(seqs, 1), left, step.mixed, hooks)
+        starts = [seq.n_cached for seq in seqs]
+        read = ReadStep(hooks.readings, list(output.read), starts) if hooks.readings else None
         ones = [1] * len(seqs)
         k = max(seq.request.options.top_logprobs for seq in seqs)
         top = top_logprobs(output.logits, k) if k else None  # before the next step overwrites the logits
@@ -243,8 +257,8 @@ class ModelRunner:
         sampled = SampledTokens.start_copy(tokens, logprobs, ones, top, output.candidates, read)
         return StepOutput(sampled, output.logits, written=ones)
 
-    def _readings(self, seqs: Sequence[SequenceState]) -> list[Reading]:
-        """Return what some sequence wants of a decode step: the sites of their recordings, and those of probes."""
+    def _hooks(self, seqs: Sequence[SequenceState]) -> PassHooks:
+        """Return what some sequence wants of a decode step: recorded sites, those of probes, and edits."""
         recorded: dict[str, Reading] = {}
         names: set[str] = set()
         for seq in seqs:
@@ -252,30 +266,29 @@ class ModelRunner:
             if seq.request.recording is not None:
                 recorded |= seq.request.recording.of_pass(seq.n_cached)
         probed = [site for site in self._probed if names & site.columns.keys()]
-        return [*(recorded[name] for name in sorted(recorded)), *probed]
+        edits = self._edits.of([edit for seq in seqs for edit in seq.request.edits])
+        return PassHooks([*(recorded[name] for name in sorted(recorded)), *probed], edits)
 
-    def _decode_each(self, seqs: Sequence[SequenceState], readings: Sequence[Reading]) -> DecodeOutput:
+    def _decode_each(self, seqs: Sequence[SequenceState], hooks: PassHooks) -> DecodeOutput:
         """Decode sequence by sequence: on a CPU, how a row of a matmul rounds depends on its place."""
         passes = []
         for seq in seqs:
             row = slice(seq.slot, seq.slot + 1)
             view = self.cache.narrow(row, *_lengths([seq], 1))
-            passes.append(self._step(self.next_input_ids[row], view, readings))
+            passes.append(self._step(self.next_input_ids[row], view, hooks))
         # Keys are padded to the longest sequence, and those past a sequence's own are cut off.
         logits, *read = (pad_and_concatenate(list(pieces)) for pieces in zip(*passes, strict=True))
         return self._sample(logits)._replace(read=tuple(read))
 
-    def _step(
-        self, ids: Tensor, view: CacheView, readings: Sequence[Reading], **arguments: Tensor | None
-    ) -> tuple[Tensor, ...]:
+    def _step(self, ids: Tensor, view: CacheView, hooks: PassHooks, **arguments: Tensor | None) -> tuple[Tensor, ...]:
         """Return the logits [n, V] of one new token per sequence, and what was read, [n, ...]."""
-        before = view.start_positions() if readings else None
+        before = view.start_positions() if hooks.readings else None
         positions = None if before is None else before.clone()
-        with self._reader.reading(readings) as values:
+        with self._reader.reading(hooks.readings, [one.hook for one in hooks.edits]) as values:
             logits = self._forward(ids, view, step=True, **arguments)[:, 0]
         return logits, *(
             reading.at(value, positions) if isinstance(reading, RecordedSite) and positions is not None else value
-            for reading, value in zip(readings, values, strict=True)
+            for reading, value in zip(hooks.readings, values, strict=True)
         )
 
     def _verify_step(self, seqs: list[SequenceState], drafts: Drafts) -> StepOutput:
@@ -292,22 +305,25 @@ class ModelRunner:
         return StepOutput(sampled, logits[:, 0], written=[count + 1 for count in drafts.counts.tolist()])
 
     @contextmanager
-    def _recording_prompt(self, chunk: PrefillChunk) -> Iterator[None]:
-        """Record the forward pass of a chunk inside the block, if its request records its prompt."""
+    def _hooking_prompt(self, chunk: PrefillChunk) -> Iterator[None]:
+        """Edit and record the forward pass of a chunk inside the block, as its request wants it."""
         recording = chunk.seq.request.recording
         sites = [] if recording is None else list(recording.of_pass(chunk.start).values())
-        with self._reader.reading(sites) as values:
+        with self._reader.reading(sites, self._edit_hooks([chunk.seq])) as values:
             yield
         for site, value in zip(sites, values, strict=True):
             assert recording is not None
             recording.add(site, value[0].cpu(), chunk.start, len(chunk.ids))
 
+    def _edit_hooks(self, seqs: Sequence[SequenceState]) -> list[Hook]:
+        return [one.hook for one in self._edits.of([edit for seq in seqs for edit in seq.request.edits])]
+
     def _copy_state(self, source: int, target: int) -> None:
         """Give a slot, which gets the sequence of another one, what edits and steering know of that."""
         if self._steering is not None:
             self._steering.copy(source, target)
-        if self._prompt_lengths is not None:
-            self._prompt_lengths[target] = self._prompt_lengths[source]
+        self._edits.copy(source, target)
+        self._prompt_lengths[target] = self._prompt_lengths[source]
 
     def steer(self, seq: SequenceState) -> None:
         """Steer the slot of a sequence as its request says now."""
@@ -393,7 +409,7 @@ class ModelRunner:
         source_len: int,
         left: int,
         mixed: PrefillChunk | None = None,
-        readings: Sequence[Reading] = (),
+        hooks: PassHooks = NO_HOOKS,
     ) -> DecodeOutput:
         """Run one decode step for the first n slots, together with a chunk of a prompt if one is given.
 
@@ -401,50 +417,48 @@ class ModelRunner:
         steps are of the same sequences.
         """
         if mixed is None and self._graphs is None:
-            return self._decode_rows(n, longest, source_len, left, readings)
+            return self._decode_rows(n, longest, source_len, left, hooks)
         width = self._width(n)
         self._in_use[:n], self._in_use[n:] = 1, 0
         if mixed is not None:
             self._stage(mixed)
-            assert not readings  # the scheduler mixes none into steps that are read
+            assert not hooks.names  # the scheduler mixes none into steps that are hooked
         name: Literal["decode", "mixed"] = "decode" if mixed is None else "mixed"
-        return as_output(one[:n] for one in self._run_decode(name, width, readings))
+        return as_output(one[:n] for one in self._run_decode(name, width, hooks))
 
-    def _decode_rows(
-        self, n: int, longest: int, source_len: int, left: int, readings: Sequence[Reading]
-    ) -> DecodeOutput:
+    def _decode_rows(self, n: int, longest: int, source_len: int, left: int, hooks: PassHooks) -> DecodeOutput:
         """Run one decode step for the first n slots, as a CPU graph once there is one."""
         if self.cache.source is not None:  # few lengths need few graphs
             source_len = min(-(-source_len // SOURCE_STEP) * SOURCE_STEP, self.cache.source.source_len)
 
         def work(length: int) -> tuple[Tensor, ...]:
             view = self.cache.narrow(slice(0, n), length, source_len)
-            logits, *read = self._step(self.next_input_ids[:n], view, readings)
+            logits, *read = self._step(self.next_input_ids[:n], view, hooks)
             return results_of(self._sample(logits), read)
 
-        if self._cpu_graphs is None or not fits_graphs(readings):
+        if self._cpu_graphs is None or not hooks.fits_graphs:
             return as_output(work(longest))
-        key = (n, source_len, self.sampler.slots.metadata(n), names_of(readings))
+        key = (n, source_len, self.sampler.slots.metadata(n), hooks.names)
         return as_output(self._cpu_graphs.run(key, work, longest, self.cache.max_len, left))
 
     def _run_decode(
-        self, name: Literal["decode", "mixed"], width: int, readings: Sequence[Reading] = ()
+        self, name: Literal["decode", "mixed"], width: int, hooks: PassHooks = NO_HOOKS
     ) -> tuple[Tensor, ...]:
         def work() -> tuple[Tensor, ...]:
-            return self._decode_batch(width, readings) if name == "decode" else self._decode_mixed(width)
+            return self._decode_batch(width, hooks) if name == "decode" else self._decode_mixed(width)
 
-        if not fits_graphs(readings):
+        if not hooks.fits_graphs:
             return work()
-        return self._run((name, width, self.sampler.slots.metadata(width), names_of(readings)), work)
+        return self._run((name, width, self.sampler.slots.metadata(width), hooks.names), work)
 
     def _width(self, n: int) -> int:
         """Return the number of slots that a step runs for the first n of them."""
         slots = len(self.next_input_ids)
         return slots if self._compiled is not None or self.batch_invariant else min(bucket(n), slots)
 
-    def _decode_batch(self, width: int, readings: Sequence[Reading]) -> tuple[Tensor, ...]:
+    def _decode_batch(self, width: int, hooks: PassHooks) -> tuple[Tensor, ...]:
         view, in_use = self.cache.narrow(slice(0, width)), self._in_use[:width]
-        logits, *read = self._step(self.next_input_ids[:width], view, readings, lengths=in_use)
+        logits, *read = self._step(self.next_input_ids[:width], view, hooks, lengths=in_use)
         return results_of(self._sample(logits), read)
 
     def _decode_mixed(self, width: int) -> tuple[Tensor, ...]:
@@ -503,14 +517,13 @@ class ModelRunner:
         return run(ids, lengths=lengths, mask=mask, cache=cache, logits_to_keep=logits_to_keep)
 
 
-def _prompt_lengths(model: Decoder | Seq2Seq, copy: Decoder | Seq2Seq, slots: int) -> Tensor | None:
-    """Return the prompt length of each slot, for the edits of a model that are limited to some positions."""
-    if not any(hook.by_position for hook in hook_manager_of(model).hooks):
-        return None
+def _prompt_lengths(copy: Decoder | Seq2Seq, slots: int) -> Tensor:
+    """Return the prompt length of each slot, for edits that are limited to some positions."""
     _, stack = final_stack(copy)
     with torch.inference_mode(False):
-        stack.prompt_lengths = torch.zeros(slots, dtype=torch.long, device=copy.token_embedding.table.weight.device)
-    return stack.prompt_lengths
+        lengths = torch.zeros(slots, dtype=torch.long, device=copy.token_embedding.table.weight.device)
+    stack.prompt_lengths = lengths
+    return lengths
 
 
 def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:
@@ -522,16 +535,6 @@ def records_prompt(chunk: PrefillChunk) -> bool:
     """Whether positions of the prompt are recorded: the chunk is then prefilled alone, without a CUDA graph."""
     recording = chunk.seq.request.recording
     return recording is not None and recording.of_prompt
-
-
-def fits_graphs(readings: Sequence[Reading]) -> bool:
-    """Whether a step that is read may be a graph: scores and patterns are as long as the sequences."""
-    return not any(isinstance(one, RecordedSite) and one.pairs for one in readings)
-
-
-def names_of(readings: Sequence[Reading]) -> tuple[str, ...]:
-    """Return the names of readings, which identify the work of a step with the rest of its key."""
-    return tuple(reading.name for reading in readings)
 
 
 def results_of(output: DecodeOutput, read: Sequence[Tensor]) -> tuple[Tensor, ...]:

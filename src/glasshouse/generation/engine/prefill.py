@@ -52,12 +52,13 @@ class Prefill:
         self._no_logits = cache.lengths[:0]
         self._graph_inputs: dict[int, tuple[Tensor, Tensor]] = {}  # by width
 
-    def run(self, forward: Forward, chunks: Sequence[PrefillChunk]) -> None:
+    def run(self, forward: Forward, chunks: Sequence[PrefillChunk], *, eager: bool = False) -> None:
         """Prefill chunks in few passes: new prompts of similar lengths in one, chunks that continue one in another.
 
-        The latter need a model that supports mixed prefill.
+        The latter need a model that supports mixed prefill. Passes with hooks are `eager`: no CUDA graphs.
         """
-        self._run_new(forward, [NewPrompt(chunk.seq.slot, chunk.ids) for chunk in chunks if chunk.start == 0])
+        new = [NewPrompt(chunk.seq.slot, chunk.ids) for chunk in chunks if chunk.start == 0]
+        self._run_new(forward, new, None if eager else self._graphs)
         if continued := [chunk for chunk in chunks if chunk.start > 0]:
             tokens = [
                 (token, chunk.seq.slot, position)
@@ -67,10 +68,10 @@ class Prefill:
             ids, slots, positions = copy_to_device(tokens, self._cache.lengths.device).T.contiguous()
             forward(ids[None], MixedBatch(self._cache, slots, positions), logits_to_keep=self._no_logits)
 
-    def _run_new(self, forward: Forward, prompts: Sequence[NewPrompt]) -> None:
+    def _run_new(self, forward: Forward, prompts: Sequence[NewPrompt], graphs: Graphs | None) -> None:
         for group in self.group(prompts):
             tokens = len(group) * max(GRAPH_TOKENS, len(group[0].ids))
-            if self._graphs is not None and (len(group) == 1 or tokens < LAUNCH_TOKENS):
+            if graphs is not None and (len(group) == 1 or tokens < LAUNCH_TOKENS):
                 for prompt in group:
                     self.run_alone(forward, prompt)
             else:

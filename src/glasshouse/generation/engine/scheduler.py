@@ -66,7 +66,7 @@ class Scheduler:
         """Whether the batch is full enough that prompts are best prefilled within decode steps."""
         if not self.mixed_prefill or not self.slots.running:
             return False
-        if any(seq.request.is_read for seq in self.slots.running):  # a mixed step has the tokens in another order
+        if any(seq.request.is_hooked for seq in self.slots.running):  # a mixed step has the tokens in another order
             return False
         decoding = len(self.slots.running) - int(self.slots.running[-1].is_prefilling)
         return decoding > 0 and len(self.slots.free) <= max(1, len(self.slots) // 8)
@@ -75,7 +75,7 @@ class Scheduler:
         """Add prompts up to the first that is left to prefill: a chunk of that one is mixed into the decode step."""
         while (found := self._next_prefill(self.prefill_chunk)) is not None:
             seq = found.seq
-            if seq.is_prefilling and seq.request.options.beams == 1 and not seq.request.is_read:
+            if seq.is_prefilling and seq.request.options.beams == 1 and not seq.request.is_hooked:
                 # If it is the last chunk, the sequence decodes in this step: layers write keys before attending.
                 step.mixed = self._take_chunk(found, min(MIXED_PREFILL_TOKENS, self.prefill_chunk))
                 return

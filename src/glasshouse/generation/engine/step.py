@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from glasshouse.generation.editing import EditedSite
 from glasshouse.generation.engine.slots import Move, SequenceState
-from glasshouse.generation.recording import Reading
+from glasshouse.generation.recording import Reading, RecordedSite
 
 
 @dataclass
@@ -44,11 +46,28 @@ class DecodeOutput(NamedTuple):
     read: tuple[Tensor, ...] = ()  # [n, ...], of the readings of the step, in their order
 
 
+class PassHooks(NamedTuple):
+    """What is read and edited in a forward pass of several sequences."""
+
+    readings: Sequence[Reading] = ()
+    edits: Sequence[EditedSite] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names which, with the rest of its key, identify the work of a step."""
+        return *(one.name for one in self.readings), *(one.name for one in self.edits)
+
+    @property
+    def fits_graphs(self) -> bool:
+        """Whether the step may be a graph: scores and patterns are as long as the sequences."""
+        return not any(isinstance(one, RecordedSite) and one.pairs for one in self.readings)
+
+
 @dataclass
 class ReadStep:
     """What was read in a decode step for its sequences, which is on the host with its tokens."""
 
-    readings: list[Reading]
+    readings: Sequence[Reading]
     values: list[Tensor]  # [n, ...], one for each
     starts: list[int]  # the position of each sequence's token
 
