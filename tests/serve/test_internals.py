@@ -164,6 +164,32 @@ def test_rules_stop_refuse_and_steer(
     assert 'glasshouse_requests_finished_total{model="decoder",finish_reason="content_filter"} 2' in metrics
 
 
+def test_edits_are_those_of_the_model(
+    client: openai.OpenAI, decoder: gh.models.Decoder, tok: gh.Tokenizer, vector: SteeringVector
+) -> None:
+    add = (90 * vector.vector).tolist()
+    asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({}, {}),
+        ({"z.1[head=0]": 90}, {"z.1[head=0]": 90.0}),
+        ({"ffn_out.*": {"scale": -900}}, {"ffn_out.*": gh.inspection.scale(-900.0)}),
+        (
+            {"resid_post.0[position=new]": {"add": add}},
+            {"resid_post.0[position=new]": gh.inspection.add(torch.tensor(add))},
+        ),
+        ({"attn_out.0": {"to": add}}, {"attn_out.0": torch.tensor(add)}),
+    ]
+    expected = []
+    for _, edits in asked:
+        with gh.edit(decoder, edits):
+            expected.append(gh.generate(decoder, tok, "to be", max_new_tokens=24)[0].text)
+    with ThreadPoolExecutor(5) as threads:
+        answers = threads.map(
+            lambda one: client.completions.create(**SETTINGS, extra_body={"edits": one[0]}).choices[0].text, asked * 2
+        )
+        assert list(answers) == expected * 2
+    assert len(set(expected)) > 3
+
+
 def test_what_is_refused(server: Server) -> None:
     assert ask(server, "/props").json()["internals"] is True
     for wrong, status, said in [
@@ -172,6 +198,11 @@ def test_what_is_refused(server: Server) -> None:
         ({"record": ["resid_post.*"] * 65}, 400, "record is a list of 65, but it must be a list of 0 to 64 items"),
         ({"record": ["pattern.*", "scores.*"], "max_tokens": 240}, 400, "bytes, but at most 200,000 are answered"),
         ({"rules": [{"probe": "minds", "above": 1}]}, 400, "rules[0].then is missing"),
+        ({"edits": {"z.0": {"scale": 1, "to": [0]}}}, 400, "edits.z.0 has 2 of scale, add and to; give one of them"),
+        ({"edits": {"z.0": {}}}, 400, "edits.z.0 has 0 of scale, add and to; give one of them"),
+        ({"edits": {"z.0": {"add": [1, 2]}}}, 400, "the edit of z.0 has shape [2], but there it must be"),
+        ({"edits": {"z.0": "zero"}}, 400, "edits.z.0 is 'zero', but it must be a number that replaces"),
+        ({"edits": {"pattern.0": 0}}, 400, "pattern.0 cannot be edited by request"),
         ({"rules": [{"probe": "minds", "above": 1, "then": "steer"}]}, 400, "rules that steer, and no others"),
     ]:
         answer = ask(server, "/v1/completions", {**SETTINGS, **wrong})
@@ -212,6 +243,7 @@ def test_a_server_shows_internals_only_if_it_was_told_to(
         for asked in (
             {"probes": ["minds"]},
             {"record": ["final"]},
+            {"edits": {"z.0": 0}},
             {"rules": [{"probe": "minds", "above": 1, "then": "stop"}]},
         ):
             answer = ask(server, "/v1/completions", {**SETTINGS, **asked})

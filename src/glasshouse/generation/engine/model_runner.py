@@ -52,6 +52,7 @@ from glasshouse.layers.module_swap import is_own_code
 from glasshouse.models import Decoder, Seq2Seq
 
 NO_HOOKS = PassHooks()
+MOST_HOOK_SETS = 32  # that requests record, score and edit, each with CUDA graphs of its own
 SOURCE_STEP = 16  # tokens; to a multiple of it the sources that a decode step attends to are padded on a CPU
 
 
@@ -91,6 +92,7 @@ class ModelRunner:
         self._steering = Steering(self.model, vectors, slots) if isinstance(self.model, Decoder) and vectors else None
         self._prompt_lengths = _prompt_lengths(self.model, slots)
         self._reader, self._edits = Reader(self.model), RequestEdits(self.model, slots)
+        self._hook_sets: set[tuple[str, ...]] = {()}  # names
         self._probed = probed_sites(self.model, probes)
         self._compiled = compile_decode(self.model, slots) if compile else None
         weight = model.token_embedding.table.weight
@@ -447,9 +449,15 @@ class ModelRunner:
         def work() -> tuple[Tensor, ...]:
             return self._decode_batch(width, hooks) if name == "decode" else self._decode_mixed(width)
 
-        if not hooks.fits_graphs:
+        if not hooks.fits_graphs or not self._is_captured(hooks):
             return work()
         return self._run((name, width, self.sampler.slots.metadata(width), hooks.names), work)
+
+    def _is_captured(self, hooks: PassHooks) -> bool:
+        """Whether CUDA graphs may be captured for hooks: of the first few sets of them, since each keeps memory."""
+        if len(self._hook_sets) < MOST_HOOK_SETS:
+            self._hook_sets.add(hooks.names)
+        return hooks.names in self._hook_sets
 
     def _width(self, n: int) -> int:
         """Return the number of slots that a step runs for the first n of them."""

@@ -200,21 +200,20 @@ class Biases(Field):
 
 
 @dataclass(frozen=True)
-class Scales(Field):
-    """Numbers by name, as many as `most`."""
+class ByName(Field):
+    """Items by name, as many as `most`."""
 
+    item: Field
     most: int
-    highest: float  # of a number, and below 0 the lowest
+    noun: str  # what they are
 
     def parse(self, value: object, name: str) -> Value:
         if not isinstance(value, dict) or len(value) > self.most:
-            raise invalid(name, value, f"an object of at most {self.most} numbers by name")
-        item = Real(-self.highest, self.highest)
-        return {key: item.parse(scale, f"{name}.{key[:40]}") for key, scale in value.items()}
+            raise invalid(name, value, f"an object of at most {self.most} {self.noun} by name")
+        return {key: self.item.parse(one, f"{name}.{key[:40]}") for key, one in value.items()}
 
     def schema(self) -> JsonDict:
-        item = Real(-self.highest, self.highest).schema()
-        return {"type": "object", "additionalProperties": item, "maxProperties": self.most}
+        return {"type": "object", "additionalProperties": self.item.schema(), "maxProperties": self.most}
 
 
 @dataclass(frozen=True)

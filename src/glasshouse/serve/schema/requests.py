@@ -6,17 +6,22 @@ import secrets
 from collections.abc import Mapping, Sequence
 from typing import Any, get_args
 
+import torch
+from torch import Tensor
+
 from glasshouse.generation.rules import Rule, RuleAction
 from glasshouse.generation.sampling_params import BOUNDS, DEFAULTS, SamplingParams, SteerAt
+from glasshouse.inspection.editing import Add, Scale
+from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.fields import (
     Biases,
+    ByName,
     Choice,
     Either,
     Flag,
     JsonText,
     Many,
     Real,
-    Scales,
     Table,
     Text,
     Whole,
@@ -32,7 +37,8 @@ MAX_TOP_LOGPROBS = 20
 MAX_MESSAGES = 4096
 MAX_TOOLS = 128  # of a request, and calls of one message
 MAX_STOPS, LONGEST_STOP = 16, 1000
-MAX_SITES, MAX_PROBES, MAX_RULES = 64, 64, 16
+MAX_SITES, MAX_PROBES, MAX_RULES, MAX_EDITS = 64, 64, 16, 64
+MAX_WIDTH = 2**17  # of an activation
 MAX_GRAMMAR = 2**16  # characters of a grammar or a JSON schema
 SMALLEST_TOP_P = 1e-9  # for 0, which OpenAI takes: the most probable token alone
 
@@ -70,7 +76,7 @@ def sampled(name: str, default: float | None = None) -> Whole | Real:
     return Whole(int(low), int(high), default=default) if bounds.whole else Real(low, high, default=default)
 
 
-SCALES = Scales(16, 1000.0, default={})
+SCALES = ByName(Real(-1000.0, 1000.0), 16, "numbers", default={})
 SAMPLING = {
     "temperature": sampled("temperature", 1.0),
     "top_p": sampled("top_p", 1.0),
@@ -103,7 +109,14 @@ RULE = Table(
         "steer": SCALES,
     }
 )
+EDITED = Real(-1e9, 1e9)
+VECTOR = Many(EDITED, MAX_WIDTH, 1)
+EDIT = Either(
+    (EDITED, Table({"scale": EDITED, "add": VECTOR, "to": VECTOR})),
+    "a number that replaces the activation, or an object with scale, add or to",
+)
 INTERNALS = {
+    "edits": ByName(EDIT, MAX_EDITS, "edits", default={}),
     "record": Many(NAME, MAX_SITES, default=[]),
     "probes": Many(NAME, MAX_PROBES, default=[]),
     "rules": Many(RULE, MAX_RULES, default=[]),
@@ -308,10 +321,30 @@ def sampling_params(
         constraint=values.get("constraint"),
         steer=values["steer"],
         steer_at=values["steer_at"],
+        edits={site: activation_edit(site, one) for site, one in values.get("edits", {}).items()},
         record=values.get("record", ()),
         probes=values.get("probes", ()),
         rules=(*rules, *(Rule(**one) for one in values.get("rules", ()))),
     )
+
+
+def activation_edit(site: str, given: float | dict[str, Any]) -> float | Tensor | Scale | Add:
+    """Return an edit of activations, from its JSON.
+
+    >>> activation_edit("z.0", {"scale": 2.0, "add": None, "to": None})
+    Scale(factor=2.0)
+    """
+    if not isinstance(given, dict):
+        return given
+    found = {kind: value for kind, value in given.items() if value is not None}
+    match found:
+        case {"scale": factor, **rest} if not rest:
+            return Scale(factor)
+        case {"add": vector, **rest} if not rest:
+            return Add(torch.tensor(vector))
+        case {"to": vector, **rest} if not rest:
+            return torch.tensor(vector)
+    raise ApiError(f"edits.{site[:40]} has {len(found)} of scale, add and to; give one of them.", param="edits")
 
 
 def message_texts(messages: list[dict[str, Any]]) -> list[dict[str, str]]:
