@@ -170,8 +170,8 @@ def test_edits_are_those_of_the_model(
     add = (90 * vector.vector).tolist()
     asked: list[tuple[dict[str, Any], dict[str, Any]]] = [
         ({}, {}),
-        ({"z.1[head=0]": 90}, {"z.1[head=0]": 90.0}),
-        ({"ffn_out.*": {"scale": -900}}, {"ffn_out.*": gh.inspection.scale(-900.0)}),
+        ({"ffn_out.0": 90}, {"ffn_out.0": 90.0}),
+        ({"resid_mid.*": {"scale": -2}}, {"resid_mid.*": gh.inspection.scale(-2.0)}),
         (
             {"resid_post.0[position=new]": {"add": add}},
             {"resid_post.0[position=new]": gh.inspection.add(torch.tensor(add))},
