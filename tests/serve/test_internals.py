@@ -21,6 +21,7 @@ from glasshouse.inspection import SteeringVector
 from glasshouse.inspection.linear_probe import HeldOut, LinearProbe
 from glasshouse.inspection.steering import model_fingerprint
 from glasshouse.serve import Limits, ServedModel, Server, assign_rules
+from glasshouse.serve.answers.logprobs import token_text
 
 SETTINGS: dict[str, Any] = {"model": "decoder", "prompt": "to be", "max_tokens": 24, "temperature": 0}
 SITES = ("resid_post.1[position=new]", "pattern.0[head=1]")
@@ -100,6 +101,40 @@ def test_whole_and_streamed_answers_have_what_the_engine_reads(
     assert len(chunks) > 4
     streamed = load(base64.b64decode(chunks[-1]["recording"]))
     assert all(torch.equal(streamed[name], activations[name]) for name in SITES)
+
+
+def test_lens_and_attention_come_with_the_tokens(
+    client: openai.OpenAI, decoder: gh.models.Decoder, tok: gh.Tokenizer
+) -> None:
+    body: Any = {"lens": 3, "attended": {"pattern.0[head=1]": 2, "pattern.1": 1}, "return_token_ids": True}
+    chunks = list(client.completions.create(**SETTINGS, stream=True, extra_body=body))
+    ids: list[int] = []
+    lens: list[Any] = []
+    attention: dict[str, list[Any]] = {"pattern.0[head=1]": [], "pattern.1": []}
+    for chunk in chunks:
+        choice = chunk.choices[0].model_dump()
+        ids += choice["token_ids"]
+        lens += choice.get("lens", [])
+        for name, rows in choice.get("attention", {}).items():
+            attention[name] += rows
+        assert len(lens) == len(ids) == len(attention["pattern.1"])
+    prompt = tok.encode("to be")
+    inputs = torch.tensor([[*prompt, *ids]])
+    expected = gh.lens(decoder, inputs, top_k=3)
+    with gh.record(decoder, "pattern.0[head=1]") as seen:
+        decoder(inputs)
+    for number, layers in enumerate(lens):
+        at = len(prompt) - 1 + number
+        for layer, row in enumerate(layers):
+            assert [value for _, value in row] == pytest.approx(
+                expected.probabilities[layer, 0, at].tolist(), abs=1e-5
+            )
+        weights = seen["pattern.0[head=1]"][0, at].topk(2)
+        assert [value for _, value in attention["pattern.0[head=1]"][number]] == pytest.approx(
+            weights.values.tolist(), abs=1e-5
+        )
+        assert all(0 <= place <= at for head in attention["pattern.1"][number] for place, _ in head)
+    assert lens[-1][-1][0][0] == token_text(tok, ids[-1])
 
 
 def test_chats_have_internals_and_requests_that_ask_for_nothing_have_none(client: openai.OpenAI) -> None:
@@ -203,6 +238,8 @@ def test_what_is_refused(server: Server) -> None:
         ({"edits": {"z.0": {"add": [1, 2]}}}, 400, "the edit of z.0 has shape [2], but there it must be"),
         ({"edits": {"z.0": "zero"}}, 400, "edits.z.0 is 'zero', but it must be a number that replaces"),
         ({"edits": {"pattern.0": 0}}, 400, "pattern.0 cannot be edited by request"),
+        ({"lens": 21}, 400, "lens is 21, but it must be a whole number from 0 to 20"),
+        ({"attended": {"z.0": 2}}, 400, "z.0 has no attended positions; name a pattern"),
         ({"rules": [{"probe": "minds", "above": 1, "then": "steer"}]}, 400, "rules that steer, and no others"),
     ]:
         answer = ask(server, "/v1/completions", {**SETTINGS, **wrong})

@@ -24,19 +24,19 @@ from glasshouse.models import Decoder, Seq2Seq
 
 
 class Reading(Protocol):
-    """What is read at one site in a forward pass, for the whole batch."""
+    """What is read at some sites in a forward pass, for the whole batch."""
 
     @property
     def name(self) -> str:
         """The name that tells it from others."""
         ...
 
-    def in_pass(self, model: Decoder | Seq2Seq) -> Selection:
-        """Return the selection for a forward pass of the inference copy."""
+    def in_pass(self, model: Decoder | Seq2Seq) -> list[Selection]:
+        """Return the selections for a forward pass of the inference copy."""
         ...
 
-    def of(self, value: Tensor) -> Tensor:
-        """Return what is kept of the value there."""
+    def of(self, *values: Tensor) -> Tensor:
+        """Return what is kept of the values there."""
         ...
 
 
@@ -45,28 +45,26 @@ class Reader:
 
     def __init__(self, model: Decoder | Seq2Seq) -> None:
         self._model, self._hook_manager = model, hook_manager_of(model)
-        self._values: dict[str, Tensor] = {}  # of this forward pass
+        self._values: dict[str, list[Tensor]] = {}  # of this forward pass
 
     @contextmanager
     def reading(self, readings: Iterable[Reading], edits: Iterable[Hook] = ()) -> Iterator[list[Tensor]]:
         """Read one forward pass inside the block; the values are in the list after it, in this order."""
         found: list[Tensor] = []
         asked = list(readings)
-        if not (hooks := [*edits, *map(self._hook, asked)]):
+        if not (hooks := [*edits, *(hook for one in asked for hook in self._hooks(one))]):
             yield found
             return
         try:
             with self._hook_manager.registered(hooks):
                 yield found
-            found += [self._values[one.name] for one in asked]
+            found += [one.of(*self._values[one.name]) for one in asked]
         finally:
             self._values.clear()
 
-    def _hook(self, reading: Reading) -> Hook:
-        def read(value: Tensor) -> None:
-            self._values[reading.name] = reading.of(value)
-
-        return Hook(reading.in_pass(self._model), read=read, captured=True)
+    def _hooks(self, reading: Reading) -> list[Hook]:
+        values = self._values.setdefault(reading.name, [])
+        return [Hook(one, read=values.append, captured=True) for one in reading.in_pass(self._model)]
 
 
 class RequestRecording:
@@ -152,18 +150,19 @@ class RecordedSite:
         # Values of the encoder or its output are complete in one pass; elsewhere each pass adds positions.
         self.per_token = not self.of_encoder and not (self.crosses and self.from_cache)
 
-    def in_pass(self, model: Decoder | Seq2Seq) -> Selection:
+    def in_pass(self, model: Decoder | Seq2Seq) -> list[Selection]:
         """Return the selection for a forward pass of the inference copy, for the whole batch."""
         index: tuple[Index, ...] = (slice(None), *self.selection.index[1:])
-        return replace(
+        whole = replace(
             self.selection,
             site=replace(self.selection.site, model=model),  # the kept selection must not reference it
             index=(*index[:-1], self.keys) if self.pairs else index,
         )
+        return [whole]
 
-    def of(self, value: Tensor) -> Tensor:
+    def of(self, *values: Tensor) -> Tensor:
         """Return the value."""
-        return value
+        return values[0]
 
     def at(self, value: Tensor, positions: Tensor) -> Tensor:
         """Return the part of a batch's value in a decode step that is of the new tokens, at positions [n].
@@ -226,13 +225,13 @@ class ProbedSite:
     directions: Tensor  # [D, P], float32
     biases: Tensor  # [P]
 
-    def in_pass(self, model: Decoder | Seq2Seq) -> Selection:
+    def in_pass(self, model: Decoder | Seq2Seq) -> list[Selection]:
         """Return the selection for a forward pass of the inference copy."""
-        return replace(self.selection, site=replace(self.selection.site, model=model))
+        return [replace(self.selection, site=replace(self.selection.site, model=model))]
 
-    def of(self, value: Tensor) -> Tensor:
+    def of(self, *values: Tensor) -> Tensor:
         """Return the scores [n, P] of activations [n, 1, D]."""
-        return torch.addmm(self.biases, value[:, -1].float(), self.directions)
+        return torch.addmm(self.biases, values[0][:, -1].float(), self.directions)
 
 
 def probed_sites(model: Decoder | Seq2Seq, probes: Mapping[str, LinearProbe]) -> list[ProbedSite]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 import numpy as np
+from torch import Tensor
 
 from glasshouse.errors import InputError
 from glasshouse.generation.beam.hypothesis import Hypothesis, Node
@@ -19,6 +20,7 @@ from glasshouse.generation.recording import RequestRecording
 from glasshouse.generation.rules import Firing, RuleState
 from glasshouse.generation.sampling.candidates import Draws
 from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.tops import Attended, LensReading, Top, unpack
 from glasshouse.inspection import Recording
 from glasshouse.text import Tokenizer
 
@@ -54,6 +56,10 @@ class Completion:
     # sampled, so the last id has none unless an end token or a stop string came after it.
     scores: dict[str, list[float]] | None = None
     firings: tuple[Firing, ...] = ()  # of SamplingParams.rules, where each began to apply
+    # With SamplingParams.lens, the probabilities and tokens [id, layer, rank] that the model would have predicted in
+    # place of each id after each layer; the first is the embedding. With `attended`, weights and positions by site.
+    lens: Top | None = field(default=None, compare=False)
+    attention: Mapping[str, Top] = field(default_factory=dict, compare=False)
 
     def __repr__(self) -> str:
         """Show it in one line: ids and log-probabilities would be pages."""
@@ -98,6 +104,7 @@ class Request:
         keep_tree: bool = False,
         recording: RequestRecording | None = None,
         edits: Sequence[RequestEdit] = (),
+        attended: Sequence[Attended] = (),
         namespace: str = "",
         constraint: ConstraintState | None = None,
     ) -> None:
@@ -108,7 +115,7 @@ class Request:
         self.limit = limit  # maximum number of new tokens: max_new_tokens, or as many as fit
         self.n_best = n_best
         self.keep_tree = keep_tree
-        self.recording, self.edits = recording, edits
+        self.recording, self.edits, self.attended = recording, edits, attended
         self.constraint = constraint
         self.namespace = namespace  # only requests of the same one share cached prefixes
         self.ids: list[int] = []
@@ -118,6 +125,8 @@ class Request:
         self.draws = Draws(options.candidates) if options.candidates else None
         self.scores: dict[str, list[float]] = {name: [] for name in options.scored}
         self.firings: list[Firing] = []  # of its rules
+        self.lens: list[Tensor] = []  # for each id, as `unpack` takes it
+        self.attention: dict[str, list[Tensor]] = {one.site.name: [] for one in attended}
         self._rules = [RuleState(rule) for rule in options.rules]
         self.finish_reason: FinishReason | None = None
         self.error: str | None = None
@@ -139,7 +148,8 @@ class Request:
     @property
     def is_hooked(self) -> bool:
         """Whether activations are recorded, scored by probes, or edited."""
-        return self.recording is not None or bool(self.scores) or bool(self.edits)
+        asked = self.scores or self.edits or self.options.lens or self.attended
+        return self.recording is not None or bool(asked)
 
     @property
     def truncated(self) -> bool:
@@ -204,6 +214,16 @@ class Request:
                     self._withhold()
         return self.steering != before
 
+    def add_tops(self, reading: LensReading | Attended, values: Tensor) -> None:
+        """Keep what was read for the next token, if it was asked for."""
+        if isinstance(reading, Attended):
+            name = reading.site.name  # another request may want more of it
+            for own in self.attended:
+                if own.site.name == name:
+                    self.attention[name].append(values[..., : own.count, :].clone())
+        elif self.options.lens:
+            self.lens.append(values[..., : self.options.lens, :].clone())
+
     @property
     def rules_steer(self) -> bool:
         """Whether a rule may steer: then each step waits for the scores of the one before."""
@@ -235,9 +255,15 @@ class Request:
         self._new_text.clear()
         self.ids, self.logprobs, self.top_logprobs = [], [], []
         self.scores = {name: [] for name in self.scores}
+        self._keep_tops(0)
         self._detokenizer = self._new_detokenizer()
         if self.draws is not None:
             self.draws.truncate(0)
+
+    def _keep_tops(self, count: int) -> None:
+        """Drop what was read for an end token, and for those of a stop string."""
+        self.lens = self.lens[:count]
+        self.attention = {name: tops[:count] for name, tops in self.attention.items()}
 
     def fail(self, error: str) -> None:
         """Finish with an error message; the tokens so far are kept."""
@@ -260,6 +286,7 @@ class Request:
             self.ids, self.logprobs = self.ids[:kept], self.logprobs[:kept]
             self.top_logprobs = self.top_logprobs[:kept]
             self.scores = {name: scores[:kept] for name, scores in self.scores.items()}
+        self._keep_tops(len(self.ids))
         self.finish_reason = reason
         return True
 
@@ -290,6 +317,11 @@ class Request:
         """Return the activations of a finished request, if any are recorded."""
         return None if self.recording is None else self.recording.result(len(self.prompt) + len(self.ids))
 
+    def tops(self, ids: slice) -> tuple[Top | None, dict[str, Top]]:
+        """Return what was read for some of the ids: the lens, and attention by site."""
+        lens = unpack(self.lens[ids]) if self.lens[ids] else None
+        return lens, {name: unpack(tops[ids]) for name, tops in self.attention.items() if tops[ids]}
+
     def completions(self) -> list[Completion]:
         """Return the result, or the `n_best` of a beam search."""
         if self.finish_reason is None:
@@ -298,6 +330,7 @@ class Request:
             top = self.top_logprobs if self.options.top_logprobs else None
             found = (self.text, self.ids, self.logprobs, self.finish_reason)
             scores = {name: self.scores[name] for name in self.options.probes} or None
+            lens, attention = self.tops(slice(None))
             return [
                 Completion(
                     *found,
@@ -306,6 +339,8 @@ class Request:
                     draws=self.draws,
                     scores=scores,
                     firings=tuple(self.firings),
+                    lens=lens,
+                    attention=attention,
                 )
             ]
         return [self._completion(one) for one in self.hypotheses]

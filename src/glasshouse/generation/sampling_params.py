@@ -52,6 +52,7 @@ class Bounds:
 
 COUNT, POSITIVE, NUMBER = Bounds(0, whole=True), Bounds(1, whole=True), Bounds()
 PROBABILITY = Bounds(0, 1, above=True)
+MOST_TOP = 20  # tokens or positions of one list
 
 
 def number(default: Any, bounds: Bounds, help: str) -> Any:  # noqa: ANN401, A002 - as dataclasses.field
@@ -105,6 +106,8 @@ class SamplingParams:
     record: tuple[str, ...] = ()  # sites whose activations are kept, as for gh.record: resid_post.2[position=new]
     probes: tuple[str, ...] = ()  # names of the engine's linear probes, which score each new token
     rules: tuple[Rule, ...] = ()  # what the scores of probes do
+    lens: int = 0  # for each new token, also report so many of the most probable ones after each layer
+    attended: Mapping[str, int] = field(default_factory=dict)  # and so many of the most attended positions, by site
     edits: Mapping[str, Any] = field(default_factory=dict)  # of activations by site, as for gh.edit, but no functions
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
@@ -135,6 +138,10 @@ class SamplingParams:
             self._require(name, _all(getattr(self, name), lambda one: isinstance(one, str)), "names")
         self._set("rules", (self.rules,) if isinstance(self.rules, Rule) else self.rules)
         self._require("edits", isinstance(self.edits, Mapping), "a dict of edits by site")
+        counts = self.attended.values() if isinstance(self.attended, Mapping) else [None]
+        few = Bounds(1, MOST_TOP, whole=True)
+        self._require("lens", COUNT.hold(self.lens) and self.lens <= MOST_TOP, f"a whole number up to {MOST_TOP}")
+        self._require("attended", all(map(few.hold, counts)), f"a dict of numbers of 1 to {MOST_TOP} by site")
         self._require("rules", _all(self.rules, lambda one: isinstance(one, Rule)), "of gh.generation.Rule")
         for name in ("stop", "stop_token_ids", "record", "probes", "rules"):
             self._set(name, tuple(getattr(self, name)))
@@ -147,7 +154,7 @@ class SamplingParams:
             )
         if self.beams > 1 and self.constraint is not None:
             raise InputError(f"beams is {self.beams}, but beam search takes no constraint; leave one of them out.")
-        for name in ("top_logprobs", "candidates", "record", "probes", "rules"):
+        for name in ("top_logprobs", "candidates", "record", "probes", "rules", "lens", "attended"):
             if self.beams > 1 and getattr(self, name):
                 raise InputError(f"beams is {self.beams}, but {name} are not kept in a beam search; leave one out.")
 

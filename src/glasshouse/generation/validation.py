@@ -14,6 +14,8 @@ from glasshouse.models.generation_config import TokenRules
 from glasshouse.models.prompt import check_ids
 from glasshouse.text import Tokenizer
 
+HOOKED = ("record", "probes", "rules", "edits", "lens", "attended")  # parameters that hook the passes of a request
+
 
 def check_model(model: Model) -> Decoder | Seq2Seq:
     """Return a model that can generate; raise for another, or one with edits that depend on positions."""
@@ -86,7 +88,7 @@ def check_engine_options(options: SamplingParams, n_best: int, slots: int, *, re
         raise InputError(f"beams is {options.beams}, but the engine has {slots} slots; make more.")
     if options.beams > 1 and recorded:
         raise InputError(f"beams is {options.beams}, but beam search cannot be recorded; leave one of them out.")
-    for name in ("top_logprobs", "candidates", "record", "probes", "rules", "edits"):
+    for name in ("top_logprobs", "candidates", *HOOKED):
         if getattr(options, name) and drafts:
             raise InputError(f"{name} and speculator were both given; drafts take none; leave one out.")
     if options.constraint is not None and drafts:

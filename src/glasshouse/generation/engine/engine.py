@@ -28,7 +28,9 @@ from glasshouse.generation.request import Request
 from glasshouse.generation.sampling_params import SamplingParams
 from glasshouse.generation.speculation import Speculator
 from glasshouse.generation.steering import check_vectors, steered_namespace
+from glasshouse.generation.tops import Attended
 from glasshouse.generation.validation import (
+    HOOKED,
     check_allowed,
     check_compile,
     check_engine_options,
@@ -237,6 +239,7 @@ class Engine:
             n_best=n_best,
             keep_tree=keep_tree,
             recording=recording,
+            attended=self._attended(options),
             edits=edits,
             namespace=edited_namespace(own_namespace(steered_namespace(namespace, options), recording), edits),
             constraint=constraint,
@@ -251,13 +254,24 @@ class Engine:
 
     def _recorded_sites(self, options: SamplingParams) -> list[RecordedSite]:
         """Return the sites to record for a request: the engine's, and its own."""
-        asked = next((one for one in ("record", "probes", "rules", "edits") if getattr(options, one)), None)
+        asked = next((one for one in HOOKED if getattr(options, one)), None)
         if asked is not None and self._compiles:
             raise InputError(f"{asked} was given, but the engine compiles its steps; make it with compile=False.")
         own = recorded_sites(self._runner.model, options.record)
         for site in own:
             self._runner.check_readable(site)
         return list((self._sites | {site.name: site for site in own}).values())
+
+    def _attended(self, options: SamplingParams) -> list[Attended]:
+        """Return what is read of the attention of a request."""
+        found = []
+        for name, count in options.attended.items():
+            for site in recorded_sites(self._runner.model, name):
+                if site.selection.site.hook_point != "pattern":
+                    raise InputError(f"{name} has no attended positions; name a pattern, such as pattern.0[head=1].")
+                self._runner.check_readable(site)
+                found.append(Attended(site, count))
+        return found
 
     def enqueue(self, request: Request) -> None:
         """Queue a request of `make_request`."""

@@ -39,9 +39,10 @@ from glasshouse.generation.recording import Reader, Reading, RecordedSite, probe
 from glasshouse.generation.sampling.logits_kernels import token_logprobs, top_logprobs
 from glasshouse.generation.sampling.sampler import Sampler
 from glasshouse.generation.sampling.sampling_slots import EMPTY_SLOT, SlotParams
-from glasshouse.generation.sampling_params import SamplingParams
+from glasshouse.generation.sampling_params import MOST_TOP, SamplingParams
 from glasshouse.generation.speculation import Drafts, SpeculationStats, Speculator
 from glasshouse.generation.steering import Steering
+from glasshouse.generation.tops import LensReading
 from glasshouse.inspection.hooks import Hook
 from glasshouse.inspection.inputs.forward_pass import final_stack
 from glasshouse.inspection.linear_probe import LinearProbe
@@ -52,6 +53,7 @@ from glasshouse.layers.module_swap import is_own_code
 from glasshouse.models import Decoder, Seq2Seq
 
 NO_HOOKS = PassHooks()
+FEW = 5  # tokens of a lens, for which there are graphs beside those for the most
 MOST_HOOK_SETS = 32  # that requests record, score and edit, each with CUDA graphs of its own
 SOURCE_STEP = 16  # tokens; to a multiple of it the sources that a decode step attends to are padded on a CPU
 
@@ -94,6 +96,7 @@ class ModelRunner:
         self._reader, self._edits = Reader(self.model), RequestEdits(self.model, slots)
         self._hook_sets: set[tuple[str, ...]] = {()}  # names
         self._probed = probed_sites(self.model, probes)
+        self._lenses: dict[int, LensReading] = {}  # by the number of tokens
         self._compiled = compile_decode(self.model, slots) if compile else None
         weight = model.token_embedding.table.weight
         can_mix = isinstance(self.model, Decoder) and self.model.stack.supports_mixed_prefill(weight)
@@ -260,13 +263,19 @@ class ModelRunner:
         return StepOutput(sampled, output.logits, written=ones)
 
     def _hooks(self, seqs: Sequence[SequenceState]) -> PassHooks:
-        """Return what some sequence wants of a decode step: recorded sites, those of probes, and edits."""
+        """Return what some sequence wants of a decode step: recorded sites, lens, probes, and edits."""
         recorded: dict[str, Reading] = {}
         names: set[str] = set()
         for seq in seqs:
             names |= seq.request.scores.keys()
+            recorded |= {one.name: one for one in seq.request.attended}
             if seq.request.recording is not None:
                 recorded |= seq.request.recording.of_pass(seq.n_cached)
+        if count := max(seq.request.options.lens for seq in seqs):
+            count = FEW if count <= FEW else MOST_TOP
+            if count not in self._lenses:
+                self._lenses[count] = LensReading(self.model, count)
+            recorded[self._lenses[count].name] = self._lenses[count]
         probed = [site for site in self._probed if names & site.columns.keys()]
         edits = self._edits.of([edit for seq in seqs for edit in seq.request.edits])
         return PassHooks([*(recorded[name] for name in sorted(recorded)), *probed], edits)

@@ -12,6 +12,7 @@ from glasshouse.generation.engine.slots import SequenceState, Slots
 from glasshouse.generation.engine.step import ReadStep, SampledTokens, ScheduledStep, StepOutput
 from glasshouse.generation.recording import ProbedSite, RecordedSite
 from glasshouse.generation.request import Request
+from glasshouse.generation.tops import Attended, LensReading
 
 
 class OutputProcessor:
@@ -119,4 +120,9 @@ def keep_read(seqs: Sequence[SequenceState], read: ReadStep) -> list[SequenceSta
         # The last token of the prompt goes through the first decode step; it is not new.
         if own and start >= len(seq.request.prompt) and not seq.request.done and seq.request.add_scores(own):
             changed.append(seq)
+    for reading, values in zip(read.readings, read.values, strict=True):
+        if isinstance(reading, LensReading | Attended):
+            for row, seq in enumerate(seqs):
+                if not seq.request.done:
+                    seq.request.add_tops(reading, values[row])
     return [seq for seq in changed if not seq.request.done]

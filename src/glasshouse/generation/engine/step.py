@@ -12,6 +12,7 @@ from torch import Tensor
 from glasshouse.generation.editing import EditedSite
 from glasshouse.generation.engine.slots import Move, SequenceState
 from glasshouse.generation.recording import Reading, RecordedSite
+from glasshouse.generation.tops import Attended
 
 
 @dataclass
@@ -60,7 +61,9 @@ class PassHooks(NamedTuple):
     @property
     def fits_graphs(self) -> bool:
         """Whether the step may be a graph: scores and patterns are as long as the sequences."""
-        return not any(isinstance(one, RecordedSite) and one.pairs for one in self.readings)
+        return not any(
+            isinstance(one, Attended) or (isinstance(one, RecordedSite) and one.pairs) for one in self.readings
+        )
 
 
 @dataclass

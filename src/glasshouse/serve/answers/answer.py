@@ -109,7 +109,8 @@ class Answer(ABC):
 
     async def _counted(self, index: int, piece: Piece, *, first: bool, chunk: bool) -> JsonDict:
         self.completion_tokens += len(piece.ids)
-        made = self.choice(index, piece, first=first, chunk=chunk) | await internals(piece, self.values)
+        made = self.choice(index, piece, first=first, chunk=chunk)
+        made |= await internals(piece, self.values, self.served.tok)
         return made | {"token_ids": piece.ids} if self.values["return_token_ids"] else made
 
     def _table(self, kind: str, choices: list[JsonDict]) -> JsonDict:

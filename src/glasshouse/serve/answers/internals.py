@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakSet
 
 from safetensors.torch import save
@@ -13,11 +14,14 @@ from safetensors.torch import save
 from glasshouse.config import JsonDict
 from glasshouse.generation.request import Request
 from glasshouse.generation.rules import Firing
+from glasshouse.generation.tops import Top
 from glasshouse.inspection import Recording
 from glasshouse.page.serialization import finite_or_none
+from glasshouse.serve.answers.logprobs import token_text
 from glasshouse.serve.runtime.exchange import Piece
 from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.requests import INTERNALS, Values
+from glasshouse.text import Tokenizer
 
 
 class RecordingQuota:
@@ -68,16 +72,32 @@ def check_asked(values: Values, allowed: bool) -> None:
         )
 
 
-async def internals(piece: Piece, values: Values) -> JsonDict:
+async def internals(piece: Piece, values: Values, tok: Tokenizer | None) -> JsonDict:
     """Return what a piece says beside its text; a recording, which comes with the last one, as base64 safetensors."""
     found: JsonDict = {}
     if values.get("probes"):
         found["scores"] = {name: [finite_or_none(one) for one in scores] for name, scores in piece.scores.items()}
     if values.get("rules"):
         found["firings"] = [describe_firing(one) for one in piece.firings]
+    if piece.lens is not None:
+        found["lens"] = rows(piece.lens, lambda token: token_text(tok, token))
+    if piece.attention:
+        found["attention"] = {name: rows(top, lambda position: position) for name, top in piece.attention.items()}
     if piece.recording is not None:
         found["recording"] = await asyncio.to_thread(encode_recording, piece.recording)
     return found
+
+
+def rows(top: Top, shown: Callable[[int], object]) -> Any:  # noqa: ANN401 - nested lists
+    """Return the tops of tokens as nested lists, the innermost of what was on top and its value.
+
+    >>> import torch
+    >>> rows(Top(torch.tensor([[0.5, 0.25]]), torch.tensor([[7, 3]])), str)
+    [[['7', 0.5], ['3', 0.25]]]
+    """
+    if not top.values.dim():
+        return [shown(int(top.indices)), float(top.values)]
+    return [rows(Top(*one), shown) for one in zip(top.values, top.indices, strict=True)]
 
 
 def describe_firing(firing: Firing) -> JsonDict:

@@ -19,6 +19,7 @@ from glasshouse.errors import InputError
 from glasshouse.generation.constraints.constraint import TOO_COMPLEX
 from glasshouse.generation.request import NOTHING_ALLOWED, EndToken, FinishReason, Request, TopLogprobs
 from glasshouse.generation.rules import Firing
+from glasshouse.generation.tops import Top
 from glasshouse.inspection import Recording
 from glasshouse.serve.schema.errors import ApiError, never_begun, timed_out, unavailable
 
@@ -35,6 +36,8 @@ class Piece(NamedTuple):
     end_token: EndToken | None = None  # where one ended it
     scores: Mapping[str, list[float]] = {}  # of probes; that of a token comes after it
     firings: Sequence[Firing] = ()  # of rules
+    lens: Top | None = None  # of these ids
+    attention: Mapping[str, Top] = {}  # by site
     recording: Recording | None = None  # of the whole answer, in its last piece
 
     def with_end_token(self) -> Piece:
@@ -81,6 +84,9 @@ class Job:
         self.text += text
         piece = Piece(text, request.ids[new], request.logprobs[new], request.top_logprobs[new])
         piece = piece._replace(scores=self._new_scores(count), firings=request.firings[self.n_fired :])
+        if request.lens or request.attention:
+            lens, attention = request.tops(new)
+            piece = piece._replace(lens=lens, attention=attention)
         self.n_fired = max(self.n_fired, len(request.firings))
         if not done:
             return piece

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.generation.rules import Rule, RuleAction
-from glasshouse.generation.sampling_params import BOUNDS, DEFAULTS, SamplingParams, SteerAt
+from glasshouse.generation.sampling_params import BOUNDS, DEFAULTS, MOST_TOP, SamplingParams, SteerAt
 from glasshouse.inspection.editing import Add, Scale
 from glasshouse.serve.schema.errors import ApiError
 from glasshouse.serve.schema.fields import (
@@ -120,6 +120,8 @@ INTERNALS = {
     "record": Many(NAME, MAX_SITES, default=[]),
     "probes": Many(NAME, MAX_PROBES, default=[]),
     "rules": Many(RULE, MAX_RULES, default=[]),
+    "lens": Whole(0, MOST_TOP, default=0),
+    "attended": ByName(Whole(1, MOST_TOP), MAX_SITES, "numbers", default={}),
 }
 NO_INTERNALS = "it is answered by /v1/chat/completions and /v1/completions; send it there."
 SCHEMA = {
@@ -322,6 +324,8 @@ def sampling_params(
         steer=values["steer"],
         steer_at=values["steer_at"],
         edits={site: activation_edit(site, one) for site, one in values.get("edits", {}).items()},
+        lens=values.get("lens", 0),
+        attended=values.get("attended", {}),
         record=values.get("record", ()),
         probes=values.get("probes", ()),
         rules=(*rules, *(Rule(**one) for one in values.get("rules", ()))),
