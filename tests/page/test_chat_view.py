@@ -336,3 +336,55 @@ def test_nothing_is_sent_before_the_server_has_answered(server: Server, browser:
     expect(page.get_by_test_id("message")).to_have_value("the cat")
     assert not errors
     context.close()
+
+
+def test_scores_of_a_probe_are_drawn_under_the_tokens(
+    decoder: Trained, visit: Open, picture: Callable[[Page, str], Path]
+) -> None:
+    """Live while the answer streams, then by token, with the threshold that is set."""
+    model, plain = decoder
+    tok = with_chat_template(plain)
+    birds, cats = ["the bird sang", "a bird flew"], ["the cat sat", "a cat slept"]
+    probe = gh.probe(model, tok, birds + cats, [True, True, False, False], site="resid_post.1")
+    made = serving([ServedModel("poet", model, tok, slots=2, probes={"birds": probe})], internals=True)
+    try:
+        page = visit(made)
+        settle(page)
+        page.evaluate(
+            """() => {
+                window.streamed = 0;
+                new MutationObserver(() => {
+                    const live = document.querySelector("[data-testid=answer][data-status=streaming]");
+                    const scored = live ? live.querySelectorAll(".scored:not(.flow)").length : 0;
+                    window.streamed = Math.max(window.streamed, scored);
+                }).observe(document.body, { childList: true, subtree: true });
+            }"""
+        )
+        say(page, "the cat sat on")
+        assert page.evaluate("window.streamed") > 3
+        click_token(page, 0)
+        choice = kept(made, page)
+        shown = page.locator(".flow.scored").evaluate_all("(all) => all.map((one) => Number(one.dataset.score))")
+        assert shown == pytest.approx(list(choice.scores["birds"]))
+        assert len(shown) >= len(choice.ids) - 1
+        ids = [*choice.prompt, *choice.ids]
+        with gh.record(model, probe.site) as seen:
+            model(torch.tensor([ids]))
+        expected = probe.scores(seen[probe.site][0])[len(choice.prompt) :].tolist()
+        assert shown == pytest.approx(expected[: len(shown)], abs=1e-4)
+        legend = page.get_by_test_id("scored")
+        expect(legend).to_contain_text(f"birds: {sum(one > 0 for one in shown)} of {len(shown)} tokens above 0")
+        page.locator(".chat-settings > summary").click()
+        page.get_by_role("slider", name="threshold").fill("-10")
+        expect(legend).to_contain_text(f"{sum(one > -10 for one in shown)} of {len(shown)} tokens above")
+        page.get_by_role("radio", name="none").click()
+        picture(page, "chat-probe")
+        say(page, "the dog")
+        expect(page.get_by_test_id("answer").last.locator(".scored")).to_have_count(0)
+        answer = page.get_by_test_id("answer-id").first.inner_text()
+        page.close()
+        again = visit(made, f"/?model=poet#view=chat&answer={answer}")
+        expect(again.locator(".flow.scored")).to_have_count(len(shown))
+        again.close()
+    finally:
+        made.close()

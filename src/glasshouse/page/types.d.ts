@@ -755,6 +755,7 @@ interface ServedModel {
   generates: boolean;
   chats: boolean;
   steering: Record<string, string>;
+  probes: Record<string, string>; // that requests may ask for: none where the server shows no internals
 }
 
 /** A token as it was drawn: its candidates are [id, probability, logprob]. */
@@ -775,6 +776,7 @@ interface OpenedAnswer {
   start: number;
   pieces: string[];
   finish_reason: string | null;
+  scores: Record<string, (number | null)[]>; // of the output by probes
   settings: {
     temperature: number;
     top_k: number | null;
@@ -816,6 +818,8 @@ interface CompletionRequest {
   seed: number;
   top_k?: number;
   steer?: Record<string, number>;
+  probes?: string[];
+  return_token_ids?: boolean;
   max_tokens: number;
   messages?: ChatMessage[];
   prompt?: string | number[];
@@ -826,7 +830,13 @@ interface CompletionRequest {
 /** An event of a streamed answer. */
 interface StreamEvent {
   id: string;
-  choices: { delta?: { content?: string }; text?: string; finish_reason?: string | null }[];
+  choices: {
+    delta?: { content?: string };
+    text?: string;
+    finish_reason?: string | null;
+    token_ids?: number[];
+    scores?: Record<string, (number | null)[]>; // of tokens so far that had none
+  }[];
   error?: { message: string };
 }
 
@@ -1059,6 +1069,7 @@ type ChatAnswer = import("glasshouse/views/chat/session.js").Answer;
 interface AnswerToken extends Token {
   piece: string;
   drawn: DrawnToken | null;
+  score: number | null; // by the probe of its answer
   isChosen: boolean; // by the user, in place of the one that was drawn
   isEnd?: boolean;
   tables: Record<string, Token>; // descriptions of the candidates

@@ -135,15 +135,15 @@ def _description(api: Api, served: ServedModel) -> JsonDict:
 
 async def props(api: Api, request: Request) -> Response:
     """Describe the capabilities of the models."""
-    found: JsonDict = {"version": __version__, "models": [_props(one) for one in api.models.values()]}
-    found["internals"] = api.internals
+    found: JsonDict = {"version": __version__, "internals": api.internals}
+    found["models"] = [_props(one, internals=api.internals) for one in api.models.values()]
     if api.answers is not None:
         limits = {"max_answers": api.answers.max_answers, "max_bytes": api.answers.max_bytes}
         found["look"] = {**limits, "candidates": CANDIDATES}
     return json_response(found)
 
 
-def _props(served: ServedModel) -> JsonDict:
+def _props(served: ServedModel, *, internals: bool) -> JsonDict:
     s = served.model.spec
     return {
         "id": served.name,
@@ -155,7 +155,7 @@ def _props(served: ServedModel) -> JsonDict:
         "chats": served.chats,
         "embeds": served.embeds,
         "steering": {} if served.engine is None else {n: v.site for n, v in served.engine.steering.items()},
-        "probes": {} if served.engine is None else {n: p.site for n, p in served.engine.probes.items()},
+        "probes": {n: p.site for n, p in served.engine.probes.items()} if internals and served.engine else {},
     }
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from array import array
 from collections import OrderedDict
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from glasshouse.generation import SamplingParams
 from glasshouse.generation.request import Request
+from glasshouse.generation.rules import Firing
 from glasshouse.generation.sampling.candidates import Draws
 
 CANDIDATES = 12  # kept of each token
@@ -27,20 +28,25 @@ class KeptChoice:
     draws: Draws  # of each id, and of the token that ended it
     options: SamplingParams
     finish_reason: str | None
+    scores: Mapping[str, array[float]] = field(default_factory=dict)  # of the ids by probes that the client asked for
+    firings: tuple[Firing, ...] = ()
 
     @classmethod
     def of(cls, request: Request) -> KeptChoice:
         """Return what is kept of a finished request."""
         source, prompt, ids = (array("i", row) for row in (request.source, request.prompt, request.ids))
         options = replace(request.options, constraint=None)  # a compiled grammar has a megabyte, and is not shown
-        return cls(source, prompt, ids, request.draws or Draws(0), options, request.finish_reason)
+        scores = {name: array("f", request.scores[name]) for name in request.options.probes}
+        draws, firings = request.draws or Draws(0), tuple(request.firings)
+        return cls(source, prompt, ids, draws, options, request.finish_reason, scores, firings)
 
     @property
     def n_bytes(self) -> int:
         """Roughly the bytes it takes."""
         ids = sum(4 * len(row) for row in (self.source, self.prompt, self.ids))
         settings = BIAS * len(self.options.logit_bias) + sum(4 * len(stop) for stop in self.options.stop)
-        return OVERHEAD + ids + settings + self.draws.n_bytes
+        scores = sum(4 * len(row) for row in self.scores.values())
+        return OVERHEAD + ids + settings + scores + self.draws.n_bytes
 
 
 @dataclass(frozen=True)

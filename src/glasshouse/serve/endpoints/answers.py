@@ -14,7 +14,8 @@ from glasshouse.generation.detokenizer import Detokenizer
 from glasshouse.generation.sampling.candidates import Candidate
 from glasshouse.inspection.comparison import Comparison, compare
 from glasshouse.models import Seq2Seq
-from glasshouse.page.serialization import describe_tokens, encode_tensor
+from glasshouse.page.serialization import describe_tokens, encode_tensor, finite_or_none
+from glasshouse.serve.answers.internals import describe_firing
 from glasshouse.serve.answers.kept import KeptAnswer, KeptChoice
 from glasshouse.serve.api import KEY, Api
 from glasshouse.serve.schema.errors import ApiError
@@ -41,7 +42,8 @@ async def opened_answer(api: Api, http: HttpRequest) -> Response:
     index = _number(http, "choice", len(kept.choices) - 1)
     choice = kept.choices[index]
     start = _number(http, "start", len(choice.prompt), default=len(choice.prompt))
-    opened = await api.in_thread(http, lambda: open_choice(kept, index, api.model(kept.model), start))
+    served = api.model(kept.model)
+    opened = await api.in_thread(http, lambda: open_choice(kept, index, served, start, internals=api.internals))
     return json_response(opened)
 
 
@@ -58,7 +60,9 @@ def find_answer(api: Api, key: str, answer: str) -> KeptAnswer:
     return kept
 
 
-def open_choice(kept: KeptAnswer, index: int, served: ServedModel, start: int) -> JsonDict:
+def open_choice(
+    kept: KeptAnswer, index: int, served: ServedModel, start: int, *, internals: bool = False
+) -> JsonDict:
     """Return a choice: its ids, the candidates of each, and the text of each from the position `start` on."""
     choice = kept.choices[index]
     drawn = [{**_drawn(draw.token), "candidates": [list(one) for one in draw.candidates]} for draw in choice.draws]
@@ -82,6 +86,8 @@ def open_choice(kept: KeptAnswer, index: int, served: ServedModel, start: int) -
         "start": start,
         "pieces": pieces(served.tok, [*choice.prompt[start:], *choice.ids]),
         "finish_reason": choice.finish_reason,
+        "scores": {name: [finite_or_none(one) for one in scores] for name, scores in choice.scores.items()},
+        "firings": [describe_firing(one) for one in choice.firings if internals],
         # A seed has more digits than a number of JavaScript.
         "settings": {name: getattr(choice.options, name) for name in SETTINGS}
         | {"seed": str(choice.options.seed), "steer": dict(choice.options.steer)},

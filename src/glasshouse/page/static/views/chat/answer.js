@@ -1,11 +1,18 @@
 // One answer of a conversation: its tokens, each of which opens, and its versions.
 
+import { balance } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
+import { short } from "glasshouse/number.js";
 import { token as chip } from "glasshouse/widgets.js";
 import { candidates } from "glasshouse/views/chat/candidates.js";
 
 /** @type {Record<string, string>} */
-const ENDS = { length: "ended at the longest length", cancelled: "stopped", error: "ended by an error" };
+const ENDS = {
+  length: "ended at the longest length",
+  content_filter: "withheld by a rule",
+  cancelled: "stopped",
+  error: "ended by an error",
+};
 
 /**
  * A turn of a conversation as one model answered it. `page` has `begin(answer)` and `draw()`.
@@ -51,13 +58,12 @@ export function answerNode(context, session, turn, page) {
 
   function fill() {
     said.dataset.status = answer.status;
-    if (!answer.tokens) put(said, answer.text);
+    const { threshold } = session;
+    if (!answer.tokens) put(said, answer.probe ? streamed(answer, threshold) : answer.text);
     else
       put(
         said,
-        answer.tokens.map((one, place) =>
-          tokenNode(one, place, answer.selected === place, place === (answer.selected ?? 0)),
-        ),
+        answer.tokens.map((one, place) => tokenNode(one, place, answer, threshold)),
       );
     const place = answer.selected;
     const isOpen = place !== null && answer.tokens && place < answer.tokens.length;
@@ -68,6 +74,7 @@ export function answerNode(context, session, turn, page) {
       state,
       versions(),
       answer.error ? h("span", { class: "trouble" }, answer.error) : (ENDS[answer.finish ?? ""] ?? ""),
+      answer.probe ? h("span", { data: { testid: "scored" } }, summary(answer, threshold)) : null,
     );
   }
 
@@ -130,27 +137,81 @@ export function answerNode(context, session, turn, page) {
 }
 
 /**
+ * The text of an answer as it comes, each piece marked by the score of its token once that is known.
+ * @param {ChatAnswer} answer
+ * @param {number} threshold
+ * @returns {Child[]}
+ */
+function streamed(answer, threshold) {
+  const { units, scores } = answer;
+  let at = 0;
+  return units.map(({ text, count }) => {
+    const own = scores.slice(at, at + count).filter((one) => one !== null);
+    at += count;
+    const score = own.length ? Math.max(...own) : null;
+    return h("span", { class: score === null ? "" : "scored", style: mark(score, answer, threshold) }, text);
+  });
+}
+
+/**
+ * The style of what has a score: a bar under it, by how far the score is from the threshold.
+ * @param {number | null} score
+ * @param {ChatAnswer} answer
+ * @param {number} threshold
+ * @returns {Record<string, string>}
+ */
+function mark(score, answer, threshold) {
+  if (score === null) return {};
+  const most = Math.max(...answer.scores.map((one) => Math.abs((one ?? threshold) - threshold)));
+  const share = (score - threshold) / (most || 1);
+  return { "--score": balance(share), "--height": score > threshold ? "4px" : "2px" };
+}
+
+/**
+ * @param {ChatAnswer} answer
+ * @param {number} threshold
+ * @returns {string}
+ */
+function summary(answer, threshold) {
+  const known = answer.scores.filter((one) => one !== null);
+  if (!known.length) return `${answer.probe}: no scores yet`;
+  const above = known.filter((one) => one > threshold).length;
+  return `${answer.probe}: ${above} of ${known.length} tokens above ${short(threshold)}, highest ${short(Math.max(...known))}`;
+}
+
+/**
  * A token in the flow of the text, with its line breaks marked; one without text of its own is shown as a chip.
  * @param {AnswerToken} one
  * @param {number} place
- * @param {boolean} isSelected
- * @param {boolean} isFirst
+ * @param {ChatAnswer} answer
+ * @param {number} threshold
  * @returns {HTMLElement}
  */
-function tokenNode(one, place, isSelected, isFirst) {
-  const classes = ["flow", one.isChosen ? "chosen" : "", one.isEnd ? "end" : "", isSelected ? "selected" : ""]
-    .filter(Boolean)
+function tokenNode(one, place, answer, threshold) {
+  const isSelected = answer.selected === place;
+  const isScored = one.score !== null;
+  const classes = Object.entries({
+    flow: true,
+    chosen: one.isChosen,
+    end: one.isEnd,
+    selected: isSelected,
+    scored: isScored,
+  })
+    .filter(([, holds]) => holds)
+    .map(([name]) => name)
     .join(" ");
+  const told = isScored ? `, ${answer.probe} ${short(one.score)}` : "";
   const properties = {
     role: "button",
-    tabindex: isFirst ? "0" : "-1",
+    tabindex: place === (answer.selected ?? 0) ? "0" : "-1",
     "aria-pressed": String(isSelected),
-    "aria-label": `${one.text}, token ${place}`,
-    data: { place, id: one.id },
+    "aria-label": `${one.text}, token ${place}${told}`,
+    style: mark(one.score, answer, threshold),
+    data: { place, id: one.id, ...(isScored ? { score: one.score } : {}) },
   };
   if (!one.piece) return chip(one, { ...properties, class: classes });
   const lines = one.piece
     .split("\n")
     .flatMap((line, i) => (i ? [h("span", { class: "newline", "aria-hidden": "true" }, "⏎"), "\n", line] : [line]));
-  return h("span", { ...properties, class: classes, title: `${one.text} · id ${one.id}` }, lines);
+  return h("span", { ...properties, class: classes, title: `${one.text} · id ${one.id}${told}` }, lines);
 }

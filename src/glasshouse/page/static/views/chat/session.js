@@ -37,6 +37,9 @@ export class Session {
     this.vectors = [...new Set(this.models.flatMap((one) => Object.keys(one.steering)))];
     /** @type {Record<string, number>} */
     this.steer = {}; // scale by vector
+    this.probes = [...new Set(this.models.flatMap((one) => Object.keys(one.probes)))];
+    this.probe = this.probes[0] ?? ""; // whose scores are drawn, of the next answers; "" for none
+    this.threshold = 0;
     /** @type {Map<string, ChatTurn[]>} */
     this.conversations = new Map(this.models.map((one) => [one.id, []])); // turns by model
     this.redraw = () => {}; // of the view that is there when an answer ends
@@ -80,17 +83,25 @@ export class Session {
   }
 
   /**
-   * The fields of a request that say how to sample a model, and how to steer it by the vectors that it has.
+   * The fields of a request that say how to sample a model, how to steer it by the vectors that it has, and which
+   * probe scores its tokens.
    * @param {ServedModel} model
    * @param {number} [seed]
-   * @returns {Pick<CompletionRequest, "temperature" | "top_p" | "top_k" | "seed" | "steer">}
+   * @returns {Pick<CompletionRequest, "temperature" | "top_p" | "top_k" | "seed" | "steer" | "probes">}
    */
   sampling(model, seed = Math.floor(Math.random() * 2 ** 31)) {
     const { temperature, top_p, top_k } = this.settings;
     const steer = Object.fromEntries(
       Object.entries(this.steer).filter(([name, scale]) => scale && name in model.steering),
     );
-    return { temperature, top_p, seed, ...(top_k ? { top_k } : {}), ...(Object.keys(steer).length ? { steer } : {}) };
+    return {
+      temperature,
+      top_p,
+      seed,
+      ...(top_k ? { top_k } : {}),
+      ...(Object.keys(steer).length ? { steer } : {}),
+      ...(this.probe in model.probes ? { probes: [this.probe], return_token_ids: true } : {}),
+    };
   }
 
   /**
@@ -125,7 +136,10 @@ export class Session {
    */
   again(turn) {
     const { model, path, body, parent } = turn.versions[turn.at];
-    return this.add(turn, new Answer(model, path, { ...body, steer: undefined, ...this.sampling(model) }, parent));
+    return this.add(
+      turn,
+      new Answer(model, path, { ...body, steer: undefined, probes: undefined, ...this.sampling(model) }, parent),
+    );
   }
 
   /**
@@ -252,6 +266,10 @@ export class Answer {
     this.opened = null;
     /** @type {AnswerToken[] | null} */
     this.tokens = null; // there once it is opened
+    /** @type {(number | null)[]} */
+    this.scores = []; // of its own tokens, by the probe of its request: that of a token comes with the next
+    /** @type {{ text: string, count: number }[]} */
+    this.units = []; // as they were streamed: mostly a token each
     /** @type {number | null} */
     this.selected = null; // the token that is open
     /** @type {ChatTurn[]} */
@@ -259,6 +277,7 @@ export class Answer {
     /** @type {(() => void) | null} */
     this.redraw = null;
     this.control = new AbortController();
+    this.probe = body.probes?.[0] ?? "";
     this.text = parent ? parent.answer.textBefore(parent.place) : "";
   }
 
@@ -283,7 +302,10 @@ export class Answer {
       await stream(this.path, this.body, this.control.signal, (event) => {
         this.id = event.id;
         const [choice] = event.choices;
-        this.text += choice?.delta?.content ?? choice?.text ?? "";
+        const text = choice?.delta?.content ?? choice?.text ?? "";
+        this.text += text;
+        this.units.push({ text, count: choice?.token_ids?.length ?? 0 });
+        this.scores.push(...(choice?.scores?.[this.probe] ?? []));
         this.finish = choice?.finish_reason ?? this.finish;
         changed(this);
       });
@@ -310,15 +332,19 @@ export class Answer {
    */
   take(opened) {
     this.opened = opened;
+    this.probe ||= Object.keys(opened.scores)[0] ?? "";
+    this.scores = opened.scores[this.probe] ?? [];
     this.finish = opened.finish_reason;
     const ids = [...opened.prompt, ...opened.output.map((one) => one.id)].slice(opened.start);
     this.tokens = ids.map((id, i) => {
       const drawn = opened.output[opened.start + i - opened.prompt.length];
       const before = this.parent?.answer.tokens?.[i];
+      const score = this.scores[opened.start + i - opened.prompt.length];
       return {
         ...this.describe(id),
         piece: opened.pieces[i],
         drawn: drawn ?? before?.drawn ?? null,
+        score: score ?? null,
         isChosen: drawn ? false : i === this.parent?.place || Boolean(before?.isChosen),
         tables: drawn ? opened.tokens : (before?.tables ?? opened.tokens),
       };
@@ -329,6 +355,7 @@ export class Answer {
         ...this.describe(opened.end.id),
         piece: "",
         drawn: opened.end,
+        score: null,
         isEnd: true,
         isChosen: false,
         tables: opened.tokens,

@@ -1,9 +1,10 @@
-// How answers are sampled, and how they are steered.
+// How answers are sampled, how they are steered, and which probe scores them.
 
 import { h } from "glasshouse/dom.js";
-import { slider } from "glasshouse/widgets.js";
+import { choice, slider } from "glasshouse/widgets.js";
 
 const STRONGEST = 4; // scale of a steering vector, either way
+const FARTHEST = 10; // threshold of a probe, either way
 
 /**
  * Sliders for what every request of the session says.
@@ -48,6 +49,9 @@ export function settings(session) {
   });
   return [
     h("div", { class: "sampling" }, sampling),
+    session.probes.length
+      ? h("div", { class: "sampling", role: "group", "aria-label": "probe" }, probing(session))
+      : null,
     steering.length
       ? h(
           "div",
@@ -57,4 +61,31 @@ export function settings(session) {
         )
       : null,
   ];
+}
+
+/**
+ * The choice of a probe for the next answers, and the threshold that all are drawn by.
+ * @param {ChatSession} session
+ * @returns {Child[]}
+ */
+function probing(session) {
+  /** @type {[string, string][]} */
+  const options = [...session.probes.map((name) => /** @type {[string, string]} */ ([name, name])), ["", "none"]];
+  const which = choice("probe", options, (name) => {
+    session.probe = name;
+    which.show(name);
+  });
+  which.show(session.probe);
+  const threshold = slider("threshold", {
+    min: -FARTHEST,
+    max: FARTHEST,
+    step: 0.1,
+    shown: (value) => value.toFixed(1).replace("-", "−"),
+    oninput: (value) => {
+      session.threshold = value;
+      session.redraw();
+    },
+  });
+  threshold.show(session.threshold);
+  return [h("h3", {}, "Probe"), which, threshold];
 }
