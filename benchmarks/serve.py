@@ -3,6 +3,7 @@
     python benchmarks/serve.py [--device cpu] [--preset llama-small] [--clients 1 8 32] [--rounds 3]
     python benchmarks/serve.py --device cuda        # llama-1b, 64 slots, 256 requests of 128 + 256 tokens
     python benchmarks/serve.py --look               # what keeping answers costs: serve --look beside serve
+    python benchmarks/serve.py --record 'resid_post.6[position=new]'  # what returning a site costs
 
 Clients are threads of a process of their own, each sends its next request when the last is answered, and nothing is
 streamed. There is no EOS token, so every system generates the same number of tokens. Systems take turns within a
@@ -35,7 +36,7 @@ import glasshouse as gh
 from glasshouse.serve import Limits, ServedModel, Server
 
 NAME = "model"
-OFF, ON = "serve", "serve --look"
+OFF = "serve"
 PROBE_PAUSE = 0.1  # seconds between two requests to /health: seldom, as they take the cores of the engine
 
 
@@ -148,16 +149,19 @@ class Ours:
         max_len: int,
         *,
         look: bool = False,
+        record: str = "",
     ) -> None:
         served = ServedModel(NAME, model, tok, slots=slots, max_len=max_len)
-        self.server = Server([served], limits=Limits(max_waiting=4096), look=look)
+        limits = Limits(max_waiting=4096, max_recorded_by_key=2**40)
+        self.server = Server([served], limits=limits, look=look, internals=bool(record))
+        self.extra = {"record": [record]} if record else {}
         self.server.start()
         while not self.server.api.runner.ready:
             time.sleep(0.1)
 
     def run(self, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
         begin = time.process_time()
-        result = load(self.server.port, clients, bodies)
+        result = load(self.server.port, clients, [body | self.extra for body in bodies])
         return result | {"cpu": time.process_time() - begin}
 
 
@@ -227,16 +231,17 @@ def compare(systems: dict[str, Any], args: argparse.Namespace, draw: Any) -> Non
             health = max(one.get("health_p99", 0.0) for one in results) * 1e3
             columns = f"{latency:>12.2f}{health:>17.1f}" if latency else ""
             print(f"{clients:>3} clients, {name:22}{shown:>20}{columns}", flush=True)
-        if not args.look:
+        if not beside(args):
             keep(found, clients, args)
-        if args.look:
+        else:
+            on_name = beside(args)
             for field, what in (("seconds", "throughput"), ("cpu", "tokens per second of processor time")):
-                off, on = ([one["tokens"] / one[field] for one in found[name]] for name in (OFF, ON))
-                shares = [with_look / without for with_look, without in zip(on, off, strict=True)]
+                off, on = ([one["tokens"] / one[field] for one in found[name]] for name in (OFF, on_name))
+                shares = [changed / plain for changed, plain in zip(on, off, strict=True)]
                 each = ", ".join(f"{share:.3f}" for share in shares)
-                print(f"{clients:>3} clients, --look has {statistics.median(shares):.1%} of the {what} ({each})")
-                if field == "cpu":
-                    record(f"serve.look_{clients}", shares, 1, "%")
+                print(f"{clients:>3} clients, {on_name} has {statistics.median(shares):.1%} of the {what} ({each})")
+                if field == ("cpu" if args.look else "seconds"):
+                    record(f"serve.{'look' if args.look else 'record'}_{clients}", shares, 1, "%")
 
 
 def keep(found: dict[str, list[dict[str, float]]], clients: int, args: argparse.Namespace) -> None:
@@ -256,9 +261,15 @@ def keep(found: dict[str, list[dict[str, float]]], clients: int, args: argparse.
         record(f"serve.{where}_hf_health{batching}", [1e3 * one for one in health], 0, "ms")
 
 
-def look_systems(model: Any, tok: gh.Tokenizer | None, args: argparse.Namespace, size: int) -> dict[str, Any]:  # noqa: ANN401
-    """Return the server without and with kept answers."""
-    return {name: Ours(model, tok, args.slots, size, look=name == ON) for name in (OFF, ON)}
+def beside(args: argparse.Namespace) -> str:
+    """Return the name of the server to compare with a plain one, if that is asked for."""
+    return "serve --look" if args.look else f"record {args.record}" if args.record else ""
+
+
+def two_systems(model: Any, tok: gh.Tokenizer | None, args: argparse.Namespace, size: int) -> dict[str, Any]:  # noqa: ANN401
+    """Return a plain server, and the one to compare with it."""
+    changed = Ours(model, tok, args.slots, size, look=args.look, record=args.record)
+    return {OFF: Ours(model, tok, args.slots, size), beside(args): changed}
 
 
 def on_gpu(args: argparse.Namespace) -> None:
@@ -269,8 +280,8 @@ def on_gpu(args: argparse.Namespace) -> None:
         return [[random.randrange(spec.vocab_size) for _ in range(args.prompt)] for _ in range(count)]
 
     size = args.prompt + args.new
-    systems: dict[str, Any] = look_systems(model, None, args, size) if args.look else {}
-    if not args.look:
+    systems: dict[str, Any] = two_systems(model, None, args, size) if beside(args) else {}
+    if not systems:
         systems = {"engine without HTTP": Bare(model, None, args.slots, size)}
         systems["glasshouse serve"] = Ours(model, None, args.slots, size)
     print(f"{args.preset or 'llama-1b'}, bfloat16, {torch.cuda.get_device_name()}, {args.slots} slots,", end=" ")
@@ -285,12 +296,12 @@ def on_cpu(args: argparse.Namespace) -> None:
     spec = gh.preset(args.preset or "gpt2", vocab_size=len(tok), max_len=max(length, 256), end_ids=())
     model = gh.build(spec).eval()
     with tempfile.TemporaryDirectory() as folder:
-        systems: dict[str, Any] = look_systems(model, tok, args, length) if args.look else {}
+        systems: dict[str, Any] = two_systems(model, tok, args, length) if beside(args) else {}
         theirs = None
-        if not args.look:
+        if not systems:
             systems = {"engine without HTTP": Bare(model, tok, args.slots, length)}
             systems["glasshouse serve"] = Ours(model, tok, args.slots, length)
-        if "transformers" in args.systems and not args.look:
+        if "transformers" in args.systems and not beside(args):
             gh.hub.export(model, tok, f"{folder}/model")
             try:
                 theirs = Theirs(Path(folder, "model"), "cpu", args.batching)
@@ -316,6 +327,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--look", action="store_true", help="compare serve --look with serve instead")
+    parser.add_argument("--record", default="", help="compare requests that record this site with plain ones instead")
     parser.add_argument("--systems", nargs="*", default=["transformers"], help="further systems: transformers")
     parser.add_argument("--batching", action="store_true", help="transformers with --continuous-batching")
     add_save(parser)
