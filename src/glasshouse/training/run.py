@@ -16,11 +16,13 @@ from glasshouse.errors import ConfigError
 from glasshouse.hub.run_checkpoints import RUN, is_run
 from glasshouse.layers.lora import LoRA
 from glasshouse.objectives.choice import ObjectiveChoice
+from glasshouse.training import depth
 from glasshouse.training.distributed.processes import Parallel
 from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import Cosine, Schedule
 
 RECIPES = Path(__file__).parent / "recipes"
+OWN_TEXT = "stdlib"  # the recipe of text of yours, whose model and length give way to model.depth
 TASKS = {"translate": "dates", "classify": "langid"}  # recipes by task, and what each learns without data of yours
 DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
 DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
@@ -240,6 +242,9 @@ class Run:
         if (recipe := find_recipe(name)) is not None:
             table = config.read(recipe)
             given = config.override(table, settings)
+            if name == OWN_TEXT and "depth" in config.override({}, settings).get("model", {}):
+                table = {"data": table["data"]}
+                given = config.override(table, settings)
             if name in TASKS and "path" not in given.get("data", {}):
                 table = config.read(RECIPES / f"{TASKS[name]}.toml")
                 given = config.override(table, settings)
@@ -271,6 +276,8 @@ class Run:
                 )
             if not isinstance(part, Mapping):
                 raise ConfigError(f"{key} is {part!r}, but it must be a table of settings.")
+        if "depth" in table.get("model", {}):
+            table = depth.expand(table)
         model = parse_model(table.get("model", {}))
         data = config.parse(Data, table.get("data", {}), "data")
         train = config.parse(Train, table.get("train", {}), "train")
