@@ -21,9 +21,7 @@ WIDE_FROM = 1024
 MUON_LR = 0.02  # moves with neither width nor depth, as updates are orthogonal
 ADAMW_LR = 2e-3  # at a d_model of 384; by its inverse square root elsewhere
 TOKENS_PER_PARAMETER = 20  # of the blocks (Chinchilla)
-BATCH = (
-    3.0  # times the square root of all tokens: 4,096 of 2 million, as in the recipe stdlib
-)
+BATCH = 3.0  # times the square root of all tokens: 4,096 of 2 million, as in the recipe stdlib
 SMALLEST_BATCH = 1024  # tokens
 WARMUP, MOST_WARMUP = 20, 100  # one in so many steps, and at most so many steps
 DECAY_FRACTION = 0.4  # of the steps after the warm-up

@@ -1,0 +1,84 @@
+"""`train.minutes`: the time that a run has used, and the number of steps that ends it on time.
+
+The steps are decided where the learning rate begins to decay, from what a step has taken so far, validation and
+checkpoints included; until then all steps have the same rate, so none would have been another.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from glasshouse.training.schedule import WSD
+
+FINISH, FINISH_SECONDS = 0.01, 3.0  # of the time, and beside it: saving the model, plots, texts of the last report
+REPORT = 0.03  # of the time, at most: the loss over the validation set in the last report
+FORWARD = 1 / 3  # of the time of a training step, per sample
+
+
+def clock() -> float:
+    """Return the seconds of a clock that never goes back; all that `train.minutes` measures goes by it."""
+    return time.monotonic()
+
+
+@dataclass(frozen=True)
+class Length:
+    """The end of a run: its steps, the schedule that decays towards it, and the samples of the last report."""
+
+    steps: int
+    schedule: WSD
+    report_samples: int
+
+
+class Budget:
+    """The seconds of a run; `began` is when its process began, `spent` what earlier processes have taken.
+
+    The rate of steps is that of the training loop, in all processes.
+    """
+
+    def __init__(self, minutes: float, began: float) -> None:
+        self.seconds, self.began = 60 * minutes, began
+        self.spent = self.spent_in_loop = 0.0
+        self.loop_began = began
+
+    def resume(self, spent: float, spent_in_loop: float) -> None:
+        """Count what earlier processes have taken."""
+        self.spent, self.spent_in_loop = spent, spent_in_loop
+
+    def begin_loop(self) -> None:
+        """Start the clock of the training loop."""
+        self.loop_began = clock()
+
+    @property
+    def used(self) -> float:
+        """The seconds that the run has taken."""
+        return self.spent + clock() - self.began
+
+    @property
+    def used_in_loop(self) -> float:
+        """The seconds that the training loop has taken, validation and checkpoints included."""
+        return self.spent_in_loop + clock() - self.loop_began
+
+    @property
+    def left(self) -> float:
+        """The seconds that are left."""
+        return self.seconds - self.used
+
+    def decide(self, done: int, steps: int, schedule: WSD, batch_size: int, val_samples: int) -> Length | None:
+        """Return the end of the run if its decay is to begin now, after `done` steps of the `steps` planned.
+
+        That is where the plan begins it, or sooner if less than the decay's part of the time is left.
+        """
+        if done <= schedule.warmup:
+            return None
+        per_step = self.used_in_loop / done
+        per_sample = FORWARD * per_step / batch_size
+        report_samples = min(val_samples, max(1, int(REPORT * self.seconds / per_sample)))
+        left = self.left - FINISH * self.seconds - FINISH_SECONDS - report_samples * per_sample
+        is_late = left <= schedule.decay_fraction * (self.used_in_loop + left)
+        if schedule.factor(done, steps) == 1 and not is_late:
+            return None
+        steps = done + max(1, int(left / per_step))
+        # The first `done` steps keep a factor of exactly 1, whatever is rounded: the decay begins half a step later.
+        fraction = (steps - done - 0.5) / (steps - 1 - schedule.warmup)
+        return Length(steps, replace(schedule, decay_fraction=fraction), report_samples)
