@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import tempfile
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 
+from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.models import count_parameters
 from glasshouse.training.budget import Budget, clock
 from glasshouse.training.depth import batch_tokens, block_parameters
+from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.progress import ProgressReporter, SilentReporter
 from glasshouse.training.plan.scaling_law import predicted_loss
 from glasshouse.training.run import NewModel, Run
 from glasshouse.training.setup.build import choose_run_accum, make_batches, make_objective
-from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets
-from glasshouse.training.setup.datasets import Datasets
+from glasshouse.training.setup.custom import AnyDatasets, Custom, CustomDatasets
+from glasshouse.training.setup.datasets import Datasets, prepare_datasets
 from glasshouse.training.setup.execution import make_train_step
 from glasshouse.training.setup.model import make_initial_model
-from glasshouse.training.setup.resolve import Resolved, spec_before_data
+from glasshouse.training.setup.resolve import Resolved, resolve, spec_before_data
 from glasshouse.training.signals import Signals
 
 DEPTHS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 28, 32)
@@ -90,6 +94,17 @@ def find_candidates(
         if len(found) - 1 - found.index(best(found)) >= WORSE:
             break
     return found
+
+
+def plan_minutes(run: Run, progress: ProgressReporter) -> list[Candidate]:
+    """Return what train.minutes would choose from; the data are prepared in a folder that is not kept."""
+    if run.train.minutes is None or run.unchosen is None:
+        raise InputError("the run has its model and its steps, so there is nothing to choose; leave --minutes out.")
+    budget, device = Budget(run.train.minutes, clock()), machine.resolve(run.train.device, "train.device")
+    resolved = resolve(run, Custom(), Processes(), device, progress)
+    with tempfile.TemporaryDirectory() as folder:
+        datasets = prepare_datasets(resolved.data, Path(folder), resolved.tokenizer, progress.stage)
+        return find_candidates(resolved, datasets, budget, Signals(), progress)
 
 
 def _depths(run: Run) -> tuple[int, ...]:
