@@ -92,16 +92,18 @@ def with_choice(run: Run) -> Run:
     if run.unchosen is None or not path.is_file():
         return run
     old = Run.from_dict(config.read(path))
-    if old.unchosen is not None:
+    if old.unchosen is not None or old.train.steps is None:
         return run
     before, given = old.to_dict(), run.to_dict()
     model = {key: value for key, value in given["model"].items() if key != "depth"}
     chosen = {key: value for key, value in before["train"].items() if key in CHOSEN}
-    train = {**chosen, **given["train"]}
+    train, notes = {**chosen, **given["train"]}, run.notes
     if old.train.minutes is None:
-        del train["minutes"]
+        minutes = train.pop("minutes")
+        note = f"train.minutes is {minutes:g}, but the steps of the run in {str(path.parent)!r} are decided"
+        notes = (*notes, f"{note}: {old.train.steps:,}; train.steps raises them, train.out starts a new run")
     table = {"model": {**before["model"], **model}, "data": given["data"], "train": train}
-    return replace(Run.from_dict(table), notes=run.notes)
+    return replace(Run.from_dict(table), notes=notes)
 
 
 def _drop(folder: Path) -> None:
