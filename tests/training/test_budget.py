@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from runs import assert_same, losses, write_data
 
@@ -91,6 +91,7 @@ def test_the_steps_are_decided_by_hand(clock: Clock) -> None:
     assert ten.decide(10, 10, schedule, 4, 60) is None  # still warming up
 
 
+@example(0, 3, 9, 0.0)  # where a decay over the steps left would have begun at a factor of 1 - 2^-53
 @given(st.integers(0, 100), st.integers(1, 2000), st.integers(1, 2000), st.floats(0, 0.5))
 def test_the_decay_changes_no_step_before_it(warmup: int, stable: int, decay: int, final: float) -> None:
     done = warmup + stable

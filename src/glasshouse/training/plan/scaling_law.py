@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import math
 
-# L = E + A / N^ALPHA + B / D^BETA of Chinchilla (Hoffmann et al. 2022), N the parameters of the blocks, D the tokens.
-E, A, ALPHA, B, BETA = 1.69, 406.4, 0.34, 410.7, 0.28
+# L = ((N_C / N)^(ALPHA_N / ALPHA_D) + D_C / D)^ALPHA_D (Kaplan et al. 2020), with N the parameters of the blocks and D
+# the tokens. Fitted to runs on Python's standard library with a vocabulary of 4,096: depths 1 to 3 by the rule of
+# model.depth on 0.4 to 2.5 million tokens, and the recipes stdlib and python-3m (2.6 million parameters, 262 million
+# tokens), all within 6%. A sum of two powers, as Chinchilla's, fits no better, and ranks the sizes wrongly: with few
+# tokens, size makes hardly any difference, with many it does.
+N_C, ALPHA_N, D_C, ALPHA_D = 5.4e6, 0.26, 8e8, 0.2
 REPEATS = 15.4  # R* of Muennighoff et al. (2023): what many epochs are worth, in epochs of new text
 
 
@@ -27,4 +31,4 @@ def predicted_loss(block_parameters: float, tokens: float, unique: float) -> flo
     >>> predicted_loss(1e6, 1e7, 1e7) < predicted_loss(1e6, 1e7, 1e6) < predicted_loss(1e6, 1e6, 1e6)
     True
     """
-    return E + A / block_parameters**ALPHA + B / effective_tokens(tokens, unique) ** BETA
+    return ((N_C / block_parameters) ** (ALPHA_N / ALPHA_D) + D_C / effective_tokens(tokens, unique)) ** ALPHA_D

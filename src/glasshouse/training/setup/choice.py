@@ -99,7 +99,7 @@ def find_candidates(
 def plan_minutes(run: Run, progress: ProgressReporter) -> list[Candidate]:
     """Return what train.minutes would choose from; the data are prepared in a folder that is not kept."""
     if run.train.minutes is None or run.unchosen is None:
-        raise InputError("the run has its model and its steps, so there is nothing to choose; leave --minutes out.")
+        raise InputError("the run has its model and its steps, so train.minutes has nothing to choose; leave it out.")
     budget, device = Budget(run.train.minutes, clock()), machine.resolve(run.train.device, "train.device")
     resolved = resolve(run, Custom(), Processes(), device, progress)
     with tempfile.TemporaryDirectory() as folder:
