@@ -13,6 +13,9 @@ from glasshouse.training.schedule import WSD
 
 FINISH, FINISH_SECONDS = 0.01, 3.0  # of the time, and beside it: saving the model, plots, texts of the last report
 REPORT = 0.03  # of the time, at most: the loss over the validation set in the last report
+MOST_EPOCHS = (
+    6  # of the text: with more, the loss on other text rises again; a run of little text ends before its time
+)
 FORWARD = 1 / 3  # of the time of a training step, per sample
 
 
@@ -64,8 +67,10 @@ class Budget:
         """The seconds that are left."""
         return self.seconds - self.used
 
-    def decide(self, done: int, steps: int, schedule: WSD, batch_size: int, val_samples: int) -> Length | None:
-        """Return the end of the run if its decay is to begin now, after `done` steps of the `steps` planned.
+    def decide(
+        self, done: int, steps: int, schedule: WSD, *, batch_size: int, samples: int, val_samples: int
+    ) -> Length | None:
+        """Return the end of the run if its decay is to begin now, after `done` steps of those planned.
 
         That is where the plan begins it, or sooner if less than the decay's part of the time is left.
         """
@@ -78,7 +83,8 @@ class Budget:
         is_late = left <= schedule.decay_fraction * (self.used_in_loop + left)
         if schedule.factor(done, steps) == 1 and not is_late:
             return None
-        steps = done + max(1, int(left / per_step))
+        most = MOST_EPOCHS * samples // batch_size
+        steps = max(done + 1, min(most, done + int(left / per_step)))
         # The first `done` steps keep a factor of exactly 1, whatever is rounded: the decay begins half a step later.
         fraction = (steps - done - 0.5) / (steps - 1 - schedule.warmup)
         return Length(steps, replace(schedule, decay_fraction=fraction), report_samples)

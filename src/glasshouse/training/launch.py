@@ -15,7 +15,7 @@ from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss.cross_entropy import LossFn
-from glasshouse.training.budget import Budget, clock
+from glasshouse.training.budget import MOST_EPOCHS, Budget, clock
 from glasshouse.training.checkpoint.folder import lock_run, run_folder, with_choice, write_run
 from glasshouse.training.distributed.failures import watch_agent, watched
 from glasshouse.training.distributed.processes import is_main_process, join_processes
@@ -139,13 +139,16 @@ def _choose(
     run = chosen.apply(resolved.run)
     if resolved.processes.is_main:
         write_run(run, folder)
-    others = ", ".join(f"{one.depth}: {one.loss:.3f}" for one in candidates if one is not chosen)
+    others = ", ".join(f"depth {one.depth}: {one.loss:.3f}" for one in candidates if one is not chosen)
+    speed = f"{chosen.tokens_per_second:,.0f} tokens/s {'measured' if chosen.timed else 'expected'} on this machine"
     progress.log(
-        f"choice   depth {chosen.depth}, whose predicted loss of {chosen.loss:.3f} is the lowest of those reached in "
-        f"{_minutes(budget.seconds)} minutes at the {chosen.tokens_per_second:,.0f} tokens/s "
-        f"{'measured' if chosen.timed else 'expected'} here and {chosen.epochs:.2g} epochs"
-        + (f" (depth {others})" if others else "")
+        f"choice   depth {chosen.depth}, with the lowest loss predicted for {_minutes(budget.seconds)} minutes, "
+        f"{chosen.loss:.3f}: {speed}, {chosen.epochs:.2g} epochs{f' ({others})' if others else ''}"
     )
+    if chosen.epochs > MOST_EPOCHS - 1:
+        progress.log(
+            f"         at most {MOST_EPOCHS} epochs, as more would overfit; more text would use all of the time"
+        )
     return replace(resolved, run=run)
 
 

@@ -199,13 +199,20 @@ class Trainer:
     def _decide_steps(self, budget: Budget, done: int) -> None:
         """Decide the number of steps, once, where the decay of the learning rate begins, to end on time."""
         assert isinstance(self.schedule, WSD)
-        decided = budget.decide(done, self.steps, self.schedule, self.batches.batch_size, len(self.val_samples))
+        decided = budget.decide(
+            done,
+            self.steps,
+            self.schedule,
+            batch_size=self.batches.batch_size,
+            samples=len(self.batches.samples),
+            val_samples=len(self.val_samples),
+        )
         # By the clock of the main process. Most steps exchange one number.
         if not self.processes.max(int(self.processes.is_main and decided is not None)):
             return
         decided = self.processes.gather(decided)[0]
         assert decided is not None
-        self.reporter.log(f"steps    {decided.steps:,} instead of about {self.steps:,}, to end on time")
+        self.reporter.log(f"steps    {decided.steps:,}, now that the learning rate decays (planned: {self.steps:,})")
         self.steps, self.schedule, self.state.report_samples = decided.steps, decided.schedule, decided.report_samples
         train = replace(self.run.train, steps=decided.steps, schedule=decided.schedule, minutes=None)
         self.run = replace(self.run, train=train)

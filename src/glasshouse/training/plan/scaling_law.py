@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-# L = ((N_C / N)^(ALPHA_N / ALPHA_D) + D_C / D)^ALPHA_D (Kaplan et al. 2020), with N the parameters of the blocks and D
-# the tokens. Fitted to runs on Python's standard library with a vocabulary of 4,096: depths 1 to 3 by the rule of
+# L = ((N_C / N)^(ALPHA_N / ALPHA_D) + D_C / D)^ALPHA_D (Kaplan et al. 2020), N the parameters of the blocks, D the
+# tokens. Fitted to runs on Python's standard library with a vocabulary of 4,096: depths 1 to 3 by the rule of
 # model.depth on 0.4 to 2.5 million tokens, and the recipes stdlib and python-3m (2.6 million parameters, 262 million
 # tokens), all within 6%. A sum of two powers, as Chinchilla's, fits no better, and ranks the sizes wrongly: with few
 # tokens, size makes hardly any difference, with many it does.

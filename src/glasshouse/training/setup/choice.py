@@ -11,7 +11,7 @@ import torch
 from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.models import count_parameters
-from glasshouse.training.budget import Budget, clock
+from glasshouse.training.budget import MOST_EPOCHS, Budget, clock
 from glasshouse.training.depth import batch_tokens, block_parameters
 from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.progress import ProgressReporter, SilentReporter
@@ -44,7 +44,7 @@ class Candidate:
     tokens_per_second: float
     timed: bool  # or estimated from the candidate before, by the FLOPs of a token
     steps: int
-    epochs: float
+    epochs: float  # at most `MOST_EPOCHS`
     loss: float  # predicted, in nats per token
 
     def apply(self, run: Run) -> Run:
@@ -79,18 +79,18 @@ def find_candidates(
     for depth in _depths(resolved.run):
         reporter.stage(f"timing steps of depth {depth}", 0, 0)
         one = _Sized(resolved, datasets, depth)
-        batch = one.batch(batch_tokens(seconds * speed / one.flops) if speed else FIRST_BATCH)
+        batch = one.batch(batch_tokens(one.tokens(seconds, speed)) if speed else FIRST_BATCH)
         timed = False
         for _ in range(ATTEMPTS):
             allowed = main(TIMING * budget.seconds - (clock() - began))[0]
             if speed and (1 + TIMED_STEPS) * batch * one.flops / speed > allowed:
                 break
             speed, timed = one.flops * one.time(batch, signals), True
-            wanted = one.batch(batch_tokens(seconds * speed / one.flops))
+            wanted = one.batch(batch_tokens(one.tokens(seconds, speed)))
             if wanted == batch:
                 break
             batch = wanted
-        found.append(one.candidate(batch, speed / one.flops, seconds, timed=timed))
+        found.append(one.candidate(batch, speed, seconds, timed=timed))
         if len(found) - 1 - found.index(best(found)) >= WORSE:
             break
     return found
@@ -121,6 +121,7 @@ class _Sized:
         run = resolved.run.choose(depth, FIRST_BATCH, 1)
         assert isinstance(run.model, NewModel)
         self.spec = spec_before_data(run, len(datasets.tok))
+        self.unique = datasets.train.n_tokens
         self.blocks = block_parameters(run.model.fields)
         self.flops = 6 * (self.blocks + self.spec.vocab_size * self.spec.d_model)  # per token
 
@@ -134,18 +135,22 @@ class _Sized:
         seconds = time_step(replace(self.resolved, run=run), self.datasets, signals)
         return batch / max(self.resolved.processes.gather(seconds)[0], 1e-9)
 
-    def candidate(self, batch: int, tokens_per_second: float, seconds: float, *, timed: bool) -> Candidate:
+    def tokens(self, seconds: float, speed: float) -> float:
+        """Return the tokens of all steps, at a speed in FLOPs per second."""
+        return min(seconds * speed / self.flops, MOST_EPOCHS * self.unique)
+
+    def candidate(self, batch: int, speed: float, seconds: float, *, timed: bool) -> Candidate:
         """Return what this depth would reach in `seconds` of steps."""
-        steps, unique = max(1, int(seconds * tokens_per_second / batch)), self.datasets.train.n_tokens
+        steps = max(1, int(self.tokens(seconds, speed) / batch))
         return Candidate(
             depth=self.depth,
             n_parameters=count_parameters(self.spec),
             batch_tokens=batch,
-            tokens_per_second=tokens_per_second,
+            tokens_per_second=speed / self.flops,
             timed=timed,
             steps=steps,
-            epochs=steps * batch / unique,
-            loss=predicted_loss(self.blocks, steps * batch, unique),
+            epochs=steps * batch / self.unique,
+            loss=predicted_loss(self.blocks, steps * batch, self.unique),
         )
 
 
