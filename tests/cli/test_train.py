@@ -326,7 +326,7 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
         (("data.path=a.txt", "train.minutes=3"), (None, None, 3)),
         (("data.path=a.txt", "train.epochs=2"), (None, 2, None)),
         (("data.path=a.txt", "train.steps=5"), (5, None, None)),
-        (("data.path=a.txt", "model.depth=1"), (1040, None, None)),
+        (("data.path=a.txt", "model.depth=1"), (260, None, None)),
         (("data.path=a.txt", "--from", "run"), (440, None, None)),
         (("stdlib", "data.path=a.txt"), (440, None, None)),
         (("train.batch_tokens=64",), (440, None, None)),
