@@ -89,9 +89,9 @@ def test_the_steps_are_decided_by_hand(clock: Clock) -> None:
     many = ten.decide(150, 240, schedule, **size | {"val_samples": 10**6})  # a report of at most 18 s
     assert many is not None
     assert many.report_samples == int(18 / (2.2 / 12))
-    few = ten.decide(150, 240, schedule, **size | {"samples": 130})  # of which six epochs are 195 steps
+    few = ten.decide(150, 240, schedule, **size | {"samples": 130})  # of which five epochs are 162 steps
     assert few is not None
-    assert few.steps == 195
+    assert few.steps == 162
     assert ten.decide(10, 10, schedule, **size) is None  # still warming up
 
 
@@ -154,7 +154,7 @@ def test_the_lowest_predicted_loss_is_chosen(
     assert all(chosen.loss <= other.loss for other in found)
     for other in found:
         tokens = other.steps * other.batch_tokens
-        wanted = min(0.85 * 0.95 * 600 * other.tokens_per_second, 6 * datasets.train.n_tokens)
+        wanted = min(0.85 * 0.95 * 600 * other.tokens_per_second, 5 * datasets.train.n_tokens)
         assert other.steps == 1 or wanted - other.batch_tokens <= tokens <= wanted * (1 + 1e-9)
         assert other.epochs == tokens / datasets.train.n_tokens
     run = chosen.apply(resolved.run)

@@ -142,6 +142,8 @@ def _heading(result: Result) -> str:
     evaluated, total = result.val_coverage
     if evaluated == total:
         return f"on the validation set, {steps}"
+    if result.report.n_evaluated < result.report.n_items:  # so that a budget of minutes was kept
+        return f"on {result.report.n_evaluated:,} of {total:,} validation samples, {steps}"
     return (
         f"on the whole validation set of {total:,} samples (validation during training used {evaluated:,}), {steps}"
     )
