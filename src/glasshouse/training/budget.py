@@ -13,9 +13,8 @@ from glasshouse.training.schedule import WSD
 
 FINISH, FINISH_SECONDS = 0.01, 3.0  # of the time, and beside it: saving the model, plots, texts of the last report
 REPORT = 0.03  # of the time, at most: the loss over the validation set in the last report
-MOST_EPOCHS = (
-    6  # of the text: with more, the loss on other text rises again; a run of little text ends before its time
-)
+MOST_EPOCHS = 5  # of the text: with more, the loss on other text rises again
+
 FORWARD = 1 / 3  # of the time of a training step, per sample
 
 
