@@ -13,13 +13,14 @@ import pytest
 import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
+from process_groups import in_processes
 from runs import SAYING, assert_same, losses, write_data
 
 import glasshouse as gh
-from glasshouse import config
+from glasshouse import config, device
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.training import Run, StoppedError, budget, launch
-from glasshouse.training.budget import Budget
+from glasshouse.training.budget import Budget, decay_from
 from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.progress import SilentReporter
 from glasshouse.training.plan.scaling_law import effective_tokens, predicted_loss
@@ -108,7 +109,9 @@ def test_the_decay_changes_no_step_before_it(warmup: int, stable: int, decay: in
         one.spent = float(done)
         decided = one.decide(done, done, schedule, batch_size=1, samples=done + decay, val_samples=1)
     assert decided is not None
-    factors = [decided.schedule.factor(step, decided.steps) for step in range(decided.steps)]
+    assert decided.steps == done + decay
+    after_all = decay_from(schedule, done, decided.steps)
+    factors = [after_all.factor(step, decided.steps) for step in range(decided.steps)]
     assert factors[warmup:done] == [1.0] * stable
     assert factors[:warmup] == [schedule.factor(step, 10**6) for step in range(warmup)]
     after = factors[done:]
@@ -308,6 +311,30 @@ def test_other_settings_are_refused_on_a_rerun(
     other = {**settings, "model": {"depth": 1, "dropout": 0.3}}
     with pytest.raises(InputError, match=r"model.dropout was 0.2 and is 0.3"):
         gh.train(Run.from_dict(other), Steps(clock, 1.0))
+
+
+def _train_by_own_clock(rank: int, world_size: int, settings: dict[str, dict[str, object]]) -> int:
+    """Train in one of several processes, whose steps take longer by its own clock the higher its rank."""
+    device.measure_peak_flops = lambda *_, **__: 1e12
+    own = Clock()
+    for module in (budget, launch, choice):
+        module.clock = own  # type: ignore[attr-defined]
+    choice.time_step = lambda *_: 1.0 + rank
+
+    class Tick(gh.training.Callback):
+        def on_step_end(self, *_: object) -> None:
+            own.now += 1.0 + rank
+
+    return gh.train(Run.from_dict(settings), progress=False, callbacks=[Tick()]).steps
+
+
+@pytest.mark.slow
+def test_the_clock_of_the_main_process_decides_for_all(
+    settings: dict[str, dict[str, object]], clock: Clock, tmp_path: Path
+) -> None:
+    found = in_processes(tmp_path, 2, _train_by_own_clock, settings)
+    alone = gh.train(Run.from_dict(with_out(settings, tmp_path / "alone")), Steps(clock, 1.0))
+    assert found == [alone.steps, alone.steps]
 
 
 # Settings

@@ -14,7 +14,6 @@ from glasshouse.training.schedule import WSD
 FINISH, FINISH_SECONDS = 0.01, 3.0  # of the time, and beside it: saving the model, plots, texts of the last report
 REPORT = 0.03  # of the time, at most: the loss over the validation set in the last report
 MOST_EPOCHS = 5  # of the text: with more, the loss on other text rises again
-
 FORWARD = 1 / 3  # of the time of a training step, per sample
 
 
@@ -25,11 +24,22 @@ def clock() -> float:
 
 @dataclass(frozen=True)
 class Length:
-    """The end of a run: its steps, the schedule that decays towards it, and the samples of the last report."""
+    """The end of a run: its steps, and the validation samples of the last report."""
 
     steps: int
-    schedule: WSD
     report_samples: int
+
+
+def decay_from(schedule: WSD, done: int, steps: int) -> WSD:
+    """Return the schedule whose decay begins after `done` steps and ends with the last of `steps`.
+
+    The first `done` steps keep a factor of exactly 1, whatever is rounded: the decay begins half a step later.
+
+    >>> schedule = decay_from(WSD(warmup=1, final_factor=0.0), done=4, steps=6)
+    >>> [round(schedule.factor(step, 6), 2) for step in range(6)]
+    [1.0, 1.0, 1.0, 1.0, 0.67, 0.0]
+    """
+    return replace(schedule, decay_fraction=(steps - done - 0.5) / (steps - 1 - schedule.warmup))
 
 
 class Budget:
@@ -84,6 +94,4 @@ class Budget:
             return None
         most = MOST_EPOCHS * samples // batch_size
         steps = max(done + 1, min(most, done + int(left / per_step)))
-        # The first `done` steps keep a factor of exactly 1, whatever is rounded: the decay begins half a step later.
-        fraction = (steps - done - 0.5) / (steps - 1 - schedule.warmup)
-        return Length(steps, replace(schedule, decay_fraction=fraction), report_samples)
+        return Length(steps, report_samples)

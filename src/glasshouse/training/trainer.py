@@ -30,7 +30,7 @@ from glasshouse.models import Model
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.objectives import Objective
 from glasshouse.objectives.metrics import MetricSums
-from glasshouse.training.budget import Budget
+from glasshouse.training.budget import Budget, Length, decay_from
 from glasshouse.training.checkpoint.folder import NONFINITE, write_run
 from glasshouse.training.checkpoint.state import Checkpointer, TrainerState
 from glasshouse.training.checkpoint.store import CheckpointData
@@ -207,15 +207,14 @@ class Trainer:
             samples=len(self.batches.samples),
             val_samples=len(self.val_samples),
         )
-        # By the clock of the main process. Most steps exchange one number.
-        if not self.processes.max(int(self.processes.is_main and decided is not None)):
+        # By the clock of the main process: the other ones add 0. Not gathered, as a checkpoint may be, in its thread.
+        mine = decided if decided is not None and self.processes.is_main else Length(0, 0)
+        if not (steps := self.processes.max(mine.steps)):
             return
-        decided = self.processes.gather(decided)[0]
-        assert decided is not None
-        self.reporter.log(f"steps    {decided.steps:,}, now that the learning rate decays (planned: {self.steps:,})")
-        self.steps, self.schedule, self.state.report_samples = decided.steps, decided.schedule, decided.report_samples
-        train = replace(self.run.train, steps=decided.steps, schedule=decided.schedule, minutes=None)
-        self.run = replace(self.run, train=train)
+        self.reporter.log(f"steps    {steps:,}, now that the learning rate decays (planned: {self.steps:,})")
+        self.steps, self.schedule = steps, decay_from(self.schedule, done, steps)
+        self.state.report_samples = self.processes.max(mine.report_samples)
+        self.run = replace(self.run, train=replace(self.run.train, steps=steps, schedule=self.schedule, minutes=None))
         if self.processes.is_main:
             write_run(self.run, self.folder)
 
