@@ -207,7 +207,7 @@ class Trainer:
             samples=len(self.batches.samples),
             val_samples=len(self.val_samples),
         )
-        # By the clock of the main process: the other ones add 0. Not gathered, as a checkpoint may be, in its thread.
+        # By the clock of the main process: the others give 0.
         mine = decided if decided is not None and self.processes.is_main else Length(0, 0)
         if not (steps := self.processes.max(mine.steps)):
             return
