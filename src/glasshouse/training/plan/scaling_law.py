@@ -7,8 +7,8 @@ import math
 # L = ((N_C / N)^(ALPHA_N / ALPHA_D) + D_C / D)^ALPHA_D (Kaplan et al. 2020), N the parameters of the blocks, D the
 # tokens. Fitted to runs on Python's standard library with a vocabulary of 4,096: depths 1 to 3 by the rule of
 # model.depth on 0.4 to 2.5 million tokens, and the recipes stdlib and python-3m (2.6 million parameters, 262 million
-# tokens), all within 6%. A sum of two powers, as Chinchilla's, fits no better, and ranks the sizes wrongly: with few
-# tokens, size makes hardly any difference, with many it does.
+# tokens), all within 6%. A sum of two powers, as Chinchilla's, fits no better, and from so few runs its optimum is
+# thousands of tokens for each parameter: with few tokens size makes hardly any difference, which a sum cannot say.
 N_C, ALPHA_N, D_C, ALPHA_D = 5.4e6, 0.26, 8e8, 0.2
 REPEATS = 15.4  # R* of Muennighoff et al. (2023): what many epochs are worth, in epochs of new text
 
