@@ -227,7 +227,8 @@ default `none` means that the setting is left out. An unknown setting is an erro
 MODEL = """
 Either `from`, the folder or hub id of a model to fine-tune, and nothing else; or `preset`, the name of a
 [preset](#presets), and any field below that is to differ; or `kind` (`decoder`, `encoder` or `seq2seq`) and all
-fields without a default. The same fields are keyword arguments of [`gh.preset`](python-api/specs-and-models.md).
+fields without a default; or `depth`, [one number](../guides/own-corpus.md#one-dial) from which the others follow, and
+any field that is to differ. The same fields are keyword arguments of [`gh.preset`](python-api/specs-and-models.md).
 
 Fields of every kind of model:
 """.strip()

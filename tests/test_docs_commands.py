@@ -94,12 +94,16 @@ def small(tmp_path: Path, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None
             model = NewModel(model.preset, {**model.fields, **SMALL, "max_len": 128})
         data = dataclasses.replace(run.data, vocab_size=min(run.data.vocab_size, 300), seq_len=64, val_fraction=0.3)
         train = dataclasses.replace(
-            run.train, steps=1, epochs=None, batch_tokens=128, eval_samples=2, sample_prompts=1, schedule="constant"
+            run.train,
+            **{"steps": 1, "epochs": None, "minutes": None, "batch_tokens": 128, "eval_samples": 2},
+            **{"sample_prompts": 1, "schedule": "constant"},
         )
-        return dataclasses.replace(run, model=model, data=data, train=train)
+        return dataclasses.replace(run, model=model, data=data, train=train, unchosen=None)
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Run, "load", load_small)
+    candidate = gh.training.Candidate(1, 10**6, 1024, 1e4, True, 100, 0.5, 3.0)
+    monkeypatch.setattr(gh.training, "plan_minutes", lambda *_: [candidate])
     monkeypatch.setattr(gh.page.Server, "run", lambda self, started: started() or self.socket.close())
     monkeypatch.setattr(gh.page.Server, "show", lambda *_: None)
     monkeypatch.setattr(gh.serve.Server, "run", lambda self, started: started() or self.close())

@@ -26,7 +26,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 SETTINGS = {
     "data": {field.name for field in dataclasses.fields(Data)},
     "train": {field.name for field in dataclasses.fields(Train)},
-    "model": {"from", "preset", "kind"}.union(
+    "model": {"from", "preset", "kind", "depth"}.union(
         *({field.name for field in dataclasses.fields(kind)} for kind in spec.Spec.__args__)
     ),
 }

@@ -66,6 +66,7 @@ RUN = _by_name(
         ),
         "train.grad_accum, the micro-batches of a step": "micro_batch_size per_device_batch_size",
         "train.steps": "max_iters max_steps num_steps iters lr_decay_iters",
+        "train.minutes": "max_time time_limit time_budget",
         "train.epochs": "num_train_epochs max_epochs num_epochs n_epochs",
         "train.grad_accum": (
             "accumulate_grad_batches gradient_accumulation_steps grad_accum_steps parts accumulation_steps"

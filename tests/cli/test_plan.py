@@ -9,6 +9,7 @@ import pytest
 from saved_page import unpack
 
 from cli.runner import Call
+from glasshouse.training.setup import choice
 
 RUN = """
 [model]
@@ -108,3 +109,21 @@ def test_the_picture_is_one_file(call: Call, run: str, monkeypatch: pytest.Monke
     assert refused.code == 1
     assert refused.err.count("\n") == 1
     assert "--open" in refused.err
+
+
+def test_candidates_for_some_minutes(call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("a.txt").write_text("to be or not to be, that is the question whether it is nobler. " * 40)
+    monkeypatch.setattr(choice, "time_step", lambda resolved, *_: resolved.run.train.batch_tokens / 1e4)
+    words = ("plan", "--minutes", "2", "data.path=a.txt", "data.seq_len=16", "data.vocab_size=270")
+    done = call(*words)
+    assert done.code == 0, done.err
+    header, *rows = done.out.splitlines()
+    assert header.split() == ["depth", "parameters", "batch", "tokens/s", "steps", "epochs", "predicted", "loss"]
+    losses = {int(row.split()[0]): float(row.split()[6]) for row in rows}
+    (chosen,) = [int(row.split()[0]) for row in rows if "chosen" in row]
+    assert losses[chosen] == min(losses.values())
+    table = json.loads(call(*words, "--json").out)
+    assert [one["depth"] for one in table["candidates"] if one["chosen"]] == [chosen]
+    assert not Path("runs").exists()
+    assert call("plan", "vaswani-base", "--minutes", "2").err.startswith("error: train.minutes is 2.0, which chooses")

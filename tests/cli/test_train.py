@@ -16,6 +16,7 @@ from examples import first_of
 
 import glasshouse as gh
 from cli.runner import Call, Done, Forked, at_terminal
+from glasshouse.errors import InputError
 
 SAYING = "to be or not to be, that is the question whether it is nobler. "
 RUN = """
@@ -315,6 +316,31 @@ def test_a_signal_saves_and_the_same_command_resumes(number: signal.Signals, pla
         json.loads(line)["step"] for line in (place / "runs" / "tiny" / "metrics.jsonl").read_text().splitlines()
     ]
     assert steps == list(range(1, 151))
+
+
+@pytest.mark.parametrize(
+    ("words", "length"),
+    [
+        (("data.path=a.txt",), (None, None, 10)),
+        (("data.path=a.txt", "model.n_layers=2", "data.vocab_size=270"), (None, None, 10)),
+        (("data.path=a.txt", "train.minutes=3"), (None, None, 3)),
+        (("data.path=a.txt", "train.epochs=2"), (None, 2, None)),
+        (("data.path=a.txt", "train.steps=5"), (5, None, None)),
+        (("data.path=a.txt", "model.depth=1"), (260, None, None)),
+        (("data.path=a.txt", "--from", "run"), (440, None, None)),
+        (("stdlib", "data.path=a.txt"), (440, None, None)),
+        (("train.batch_tokens=64",), (440, None, None)),
+    ],
+)
+def test_text_without_a_recipe_or_a_length_gets_ten_minutes(
+    words: tuple[str, ...], length: tuple[float | None, ...], place: Path, call: Call, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def train(run: gh.Run, *_: object) -> None:
+        assert (run.train.steps, run.train.epochs, run.train.minutes) == length
+        raise InputError("it would train.")
+
+    monkeypatch.setattr(gh, "train", train)
+    assert call("train", *words).err.endswith("error: it would train.\n")
 
 
 # At a terminal

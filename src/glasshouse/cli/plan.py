@@ -7,6 +7,7 @@ import sys
 import tempfile
 import webbrowser
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -31,8 +32,8 @@ def plan(
         str,
         typer.Argument(
             metavar="RUN|MODEL",
-            help="A run to train: a TOML file, a run folder or a recipe. With --requests, a model to serve: a "
-            "preset, a model or run folder, or a hub id.",
+            help="A run to train: a TOML file, a run folder or a recipe; with --minutes, settings alone will do. "
+            "With --requests, a model to serve: a preset, a model or run folder, or a hub id.",
         ),
     ],
     settings: Annotated[
@@ -62,6 +63,13 @@ def plan(
         typer.Option(help="Fraction of --tflops that training reaches.", show_default="estimated"),
     ] = None,
     price: Annotated[float | None, typer.Option(help="Price of a GPU per hour.", show_default="no cost")] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(
+            help="Time a few steps here, and list what train.minutes would choose from.",
+            show_default="plan by arithmetic",
+        ),
+    ] = None,
     requests: Annotated[
         int | None, typer.Option(min=1, help="Sequences to serve at once.", show_default="plan training")
     ] = None,
@@ -72,7 +80,14 @@ def plan(
         bool, typer.Option("--open", help="Also draw the plan of a run, and open the picture in a browser.")
     ] = False,
 ) -> None:
-    """Say what a training run or serving will take, by arithmetic alone: nothing is trained, and no GPU is needed."""
+    """Say what a training run or serving will take, by arithmetic alone: nothing is trained, and no GPU is needed.
+
+    With --minutes it prepares the data and times a few steps on this machine, and lists the models that could be
+    trained in that time, with the loss that each should reach.
+    """
+    if minutes is not None:
+        _show_candidates(target, [*(settings or []), f"train.minutes={minutes}"], as_json)
+        return
     if open_page and requests is not None:
         raise InputError("--open draws the plan of a run, but --requests plans serving; leave one of them out.")
     with screen.waiting("loading torch"):
@@ -93,6 +108,38 @@ def plan(
         _show_serving(serving)
     if open_page:
         _open(target, training)
+
+
+def _show_candidates(target: str, settings: list[str], as_json: bool) -> None:
+    """Print what train.minutes would choose from, the choice marked."""
+    if "=" in target and not Path(target).exists():  # settings alone
+        target, settings = "stdlib", [target, *settings]
+    with screen.waiting("loading torch"):
+        run = gh.Run.load(target, *settings)
+    with gh.training.Display(gh.training.units_of(run.data)).open() as display:
+        candidates = gh.training.plan_minutes(run, display)
+    chosen = min(candidates, key=lambda one: one.loss)
+    if as_json:
+        table = [{**asdict(one), "chosen": one is chosen} for one in candidates]
+        print(json.dumps({"minutes": run.train.minutes, "candidates": table}, indent=2))
+        return
+    screen.table(
+        [
+            (
+                f"{one.depth}",
+                f"{one.n_parameters:,}",
+                f"{one.batch_tokens:,}",
+                f"{one.tokens_per_second:,.0f}",
+                f"{one.steps:,}",
+                f"{one.epochs:.2f}",
+                f"{one.loss:.3f}",
+                ", ".join(filter(None, ("chosen" * (one is chosen), "" if one.timed else "not timed"))),
+            )
+            for one in candidates
+        ],
+        header=("depth", "parameters", "batch", "tokens/s", "steps", "epochs", "predicted loss", ""),
+        right=tuple(range(7)),
+    )
 
 
 def _open(target: str, plan: TrainingPlan) -> None:

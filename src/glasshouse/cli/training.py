@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer()
 
+MINUTES = 10  # of a run that is given no more than text
+LENGTHS = ("train.steps", "train.epochs", "train.minutes")
 PROMPT = 40  # characters of a suggested prompt
 
 
@@ -40,12 +42,18 @@ def train(
         typer.Option("--from", metavar="MODEL", help="A model to fine-tune: a model or run folder, or a hub id."),
     ] = None,
     baselines: Annotated[
-        bool, typer.Option(help="At the end, compare with gzip, xz and byte n-gram counts on the same text.")
+        bool,
+        typer.Option(
+            help="At the end, compare with gzip, xz and byte n-gram counts on the same text; not with train.minutes."
+        ),
     ] = True,
 ) -> None:
     """Train a model; the same command resumes an interrupted run.
 
     Without an argument it trains a small decoder on Python's standard library, in about five minutes on two cores.
+
+    With no more than data.path it trains on your text for ten minutes (train.minutes=10), by a model of the size that
+    reaches the lowest loss in that time.
 
     Ctrl-C saves a checkpoint and stops; a second Ctrl-C stops at once.
 
@@ -69,10 +77,13 @@ def train(
     given = [*(settings or [])]
     if "=" in run and not Path(run).exists():  # settings alone
         run, given = "stdlib", [run, *given]
+        if start is None and _names_only_data(given):
+            given.append(f"train.minutes={MINUTES}")
     if start is not None:
         given.append(f"model.from={json.dumps(start)}")
     with screen.waiting("loading torch"):
         loaded = gh.Run.load(run, *given)
+    baselines &= loaded.train.minutes is None  # whose time they would exceed
     if not gh.training.is_main_process():
         _train_silently(loaded)
         return
@@ -90,6 +101,12 @@ def train(
         print(f"saved after step {stopped.step:,}; the same command resumes from there.", file=sys.stderr)
         raise typer.Exit(128 + stopped.number)
     print_summary(result, bits)
+
+
+def _names_only_data(settings: list[str]) -> bool:
+    """Whether settings are of a text of the user's, and leave its model and the length of the run open."""
+    keys = {setting.partition("=")[0].strip() for setting in settings}
+    return "data.path" in keys and not keys & {"model.preset", "model.kind", "model.from", "model.depth", *LENGTHS}
 
 
 def _train_silently(run: gh.Run) -> None:
@@ -125,6 +142,8 @@ def _heading(result: Result) -> str:
     evaluated, total = result.val_coverage
     if evaluated == total:
         return f"on the validation set, {steps}"
+    if result.report.n_evaluated < result.report.n_items:  # so that a budget of minutes was kept
+        return f"on {result.report.n_evaluated:,} of {total:,} validation samples, {steps}"
     return (
         f"on the whole validation set of {total:,} samples (validation during training used {evaluated:,}), {steps}"
     )

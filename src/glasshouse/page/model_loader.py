@@ -140,9 +140,9 @@ class ModelLoader:
         return [] if self.run is None else [one.name for one in list_checkpoints(self.run)]
 
     def planned_steps(self) -> int | None:
-        """Return the steps that the run was started for; None without a run, or where epochs decide."""
+        """Return the steps that the run was started for; None without a run, or where epochs or minutes decide."""
         train = None if self.run is None else Run.load(self.run).train
-        return None if train is None or train.epochs is not None else train.planned(0, 1)[0]
+        return None if train is None else train.steps
 
     def example(self) -> str:
         """Return a default prompt: that of a bundled model, the first sample prompt of the run, or an example."""

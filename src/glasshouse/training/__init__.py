@@ -10,12 +10,14 @@ from glasshouse.training.optimizer import Optimizer
 from glasshouse.training.result import Result
 from glasshouse.training.run import Data, Run, Train, recipes
 from glasshouse.training.schedule import Schedule
+from glasshouse.training.setup.choice import Candidate, plan_minutes
 from glasshouse.training.setup.datasets import Datasets, open_datasets, units_of
 from glasshouse.training.signals import StoppedError
 from glasshouse.training.trainer import Callback, Trainer
 
 __all__ = [
     "Callback",
+    "Candidate",
     "Data",
     "Datasets",
     "Display",
@@ -35,6 +37,7 @@ __all__ = [
     "list_checkpoints",
     "open_datasets",
     "plan",
+    "plan_minutes",
     "recipes",
     "train",
     "units_of",

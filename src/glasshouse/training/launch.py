@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +15,15 @@ from glasshouse import device as machine
 from glasshouse.errors import InputError
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss.cross_entropy import LossFn
-from glasshouse.training.checkpoint.folder import lock_run, run_folder
+from glasshouse.training.budget import MOST_EPOCHS, Budget, clock
+from glasshouse.training.checkpoint.folder import lock_run, run_folder, with_choice, write_run
 from glasshouse.training.distributed.failures import watch_agent, watched
 from glasshouse.training.distributed.processes import is_main_process, join_processes
 from glasshouse.training.logging.progress import Display, ProgressReporter, SilentReporter
 from glasshouse.training.result import Result, save_result
 from glasshouse.training.run import Run
 from glasshouse.training.setup.build import build_trainer, describe
+from glasshouse.training.setup.choice import best, find_candidates
 from glasshouse.training.setup.custom import AnyDatasets, Custom, MakeOptimizer, custom_datasets
 from glasshouse.training.setup.datasets import describe_files, prepare_datasets, units_of
 from glasshouse.training.setup.resolve import Resolved, resolve
@@ -61,6 +64,7 @@ def train(
     >>> {"checkpoints", "metrics.jsonl", "model", "samples.jsonl"} <= {path.name for path in result.folder.iterdir()}
     True
     """
+    began = clock()
     if isinstance(run, str | Path):
         run = Run.load(run)
     if not isinstance(run, Run):
@@ -74,6 +78,7 @@ def train(
     if unknown := [one for one in callbacks if not isinstance(one, Callback)]:
         raise InputError(f"callbacks has {unknown[0]!r}, but each must be a gh.training.Callback.")
     custom = Custom(objective, optimizer, dataset)
+    run = with_choice(run)
     device = machine.resolve(run.train.device, "train.device")
     with (
         watch_agent(),
@@ -83,10 +88,12 @@ def train(
         progress = progress if processes.is_main else SilentReporter()
         resolved = resolve(run, custom, processes, device, progress)
         with lock_run(run) if processes.is_main else nullcontext(run_folder(run)) as folder:
-            return _train_in(folder, resolved, progress, callbacks)
+            return _train_in(folder, resolved, progress, callbacks, began)
 
 
-def _train_in(folder: Path, resolved: Resolved, progress: ProgressReporter, callbacks: Sequence[Callback]) -> Result:
+def _train_in(
+    folder: Path, resolved: Resolved, progress: ProgressReporter, callbacks: Sequence[Callback], began: float
+) -> Result:
     """Prepare the data in the run folder, which the main process alone locks and writes; build the trainer, train."""
     run, dataset = resolved.run, resolved.custom.dataset
     for note in run.notes:
@@ -100,13 +107,50 @@ def _train_in(folder: Path, resolved: Resolved, progress: ProgressReporter, call
         with resolved.processes.main_first():
             datasets = prepare_datasets(resolved.data, folder, resolved.tokenizer, progress.stage)
     with Signals(lambda: progress.log(STOPPING)) as signals:
+        budget = None if run.train.minutes is None else Budget(run.train.minutes, began)
+        if budget is not None and run.unchosen is not None:
+            resolved = _choose(resolved, datasets, budget, folder, progress, signals)
         progress.stage("building the model", 0, 0)
-        trainer = build_trainer(resolved, datasets, folder, progress, signals, callbacks)
+        trainer = build_trainer(resolved, datasets, folder, progress, signals, callbacks, budget)
         for line in describe(trainer):
             progress.log(line)
         try:
             trainer.resume()
             trainer.fit()
-            return save_result(trainer)
+            result = save_result(trainer)
         except StoppedError as stopped:
             raise StoppedError(stopped.number, trainer.state.step) from None
+        if budget is not None:
+            progress.log(f"time     {_minutes(budget.used)} of {_minutes(budget.seconds)} minutes")
+        return result
+
+
+def _choose(
+    resolved: Resolved,
+    datasets: AnyDatasets,
+    budget: Budget,
+    folder: Path,
+    progress: ProgressReporter,
+    signals: Signals,
+) -> Resolved:
+    """Choose model, batch and steps for the lowest loss in the time, and write them to run.toml."""
+    candidates = find_candidates(resolved, datasets, budget, signals, progress)
+    chosen = best(candidates)
+    run = chosen.apply(resolved.run)
+    if resolved.processes.is_main:
+        write_run(run, folder)
+    others = ", ".join(f"depth {one.depth}: {one.loss:.3f}" for one in candidates if one is not chosen)
+    speed = f"{chosen.tokens_per_second:,.0f} tokens/s {'measured' if chosen.timed else 'expected'} on this machine"
+    progress.log(
+        f"choice   depth {chosen.depth}, with the lowest loss predicted for {_minutes(budget.seconds)} minutes, "
+        f"{chosen.loss:.3f}: {speed}, {chosen.epochs:.2g} epochs{f' ({others})' if others else ''}"
+    )
+    if chosen.epochs > MOST_EPOCHS - 1:
+        progress.log(
+            f"         at most {MOST_EPOCHS} epochs, as more would overfit; more text would use all of the time"
+        )
+    return replace(resolved, run=run)
+
+
+def _minutes(seconds: float) -> str:
+    return f"{int(seconds) // 60}:{int(seconds) % 60:02}"

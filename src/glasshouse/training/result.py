@@ -88,6 +88,7 @@ def _report(trainer: Trainer, model: Model) -> Report:
         trainer.datasets.validation,
         seq_len=trainer.run.data.seq_len,
         batch_size=trainer.micro_batch_size,
+        limit=trainer.state.report_samples or None,
         generate=ANSWERS,
         objective=trainer.objective,
         progress=progress,

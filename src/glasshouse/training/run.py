@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -16,14 +16,19 @@ from glasshouse.errors import ConfigError
 from glasshouse.hub.run_checkpoints import RUN, is_run
 from glasshouse.layers.lora import LoRA
 from glasshouse.objectives.choice import ObjectiveChoice
+from glasshouse.training import depth
 from glasshouse.training.distributed.processes import Parallel
 from glasshouse.training.optimizer import AdamW, Optimizer
-from glasshouse.training.schedule import Cosine, Schedule
+from glasshouse.training.schedule import WSD, Cosine, Schedule
 
 RECIPES = Path(__file__).parent / "recipes"
+OWN_TEXT = "stdlib"  # the recipe of text of yours, whose model and length give way to model.depth and train.minutes
 TASKS = {"translate": "dates", "classify": "langid"}  # recipes by task, and what each learns without data of yours
-DEFAULT_STEPS = 1000  # if neither steps nor epochs are given
+DEFAULT_STEPS = 1000  # if neither steps, nor epochs, nor minutes are given
 DEFAULT_WARMUP = 100  # steps; a run of less than ten times as many warms up for a tenth of them
+LENGTHS = ("steps", "epochs", "minutes")
+CHOSEN = ("steps", "batch_tokens", "optimizer", "schedule")  # by train.minutes, beside the model
+FIRST_DEPTH = 4  # of the model that stands in for the one that train.minutes will choose
 PROBE_NAMES = (
     "entropy",
     "induction",
@@ -120,6 +125,9 @@ class Train(Settings):
     objective: ObjectiveChoice | None = field(default=None, metadata={"omit_default": True})
     steps: int | None = None  # [steps] None: 1,000, or from `epochs`; can be raised on resume if no past lr changes
     epochs: float | None = None  # [epochs] passes over the training data, instead of `steps`
+    # [minutes] chooses depth, batch and steps for the lowest loss in this time, everything included; beside `steps`,
+    # their number is decided again when the learning rate begins to decay, to end on time
+    minutes: float | None = None
     batch_tokens: int = 8192  # [tokens] per step, over all micro-batches
     grad_accum: int = 0  # micro-batches per step (gradient accumulation); 0: as many as memory requires
     optimizer: Optimizer = AdamW()  # optimizer and its settings
@@ -157,18 +165,26 @@ class Train(Settings):
     def check(self) -> None:
         if self.steps is not None and self.epochs is not None:
             raise ConfigError(f"train.steps is {self.steps} and train.epochs is {self.epochs:g}; give one of them.")
-        if self.steps is self.epochs is None:
+        if self.epochs is not None and self.minutes is not None:
+            raise ConfigError(
+                f"train.epochs is {self.epochs:g} and train.minutes is {self.minutes:g}; give one of them."
+            )
+        if self.steps is self.epochs is self.minutes is None:
             object.__setattr__(self, "steps", DEFAULT_STEPS)
         for name in ("batch_tokens", "keep_checkpoints"):
             require(getattr(self, name) > 0, f"train.{name}", getattr(self, name), "at least 1")
         require(self.steps is None or self.steps > 0, "train.steps", self.steps, "at least 1")
         require(self.epochs is None or 0 < self.epochs < math.inf, "train.epochs", self.epochs, "above 0")
+        require(self.minutes is None or 0 < self.minutes < math.inf, "train.minutes", self.minutes, "above 0")
         counts = ("grad_accum", "workers", "eval_every", "eval_samples", "patience", "save_every", "sample_prompts")
         for name in (*counts, "keep_snapshots", "grad_clip", "seed"):
             require(getattr(self, name) >= 0, f"train.{name}", getattr(self, name), "0 or more")
         for name in ("label_smoothing", "ema"):
             require(0 <= getattr(self, name) < 1, f"train.{name}", getattr(self, name), "at least 0 and below 1")
         require(self.lr is None or self.lr > 0, "train.lr", self.lr, "above 0")
+        if self.minutes is not None and self.schedule is not None:
+            rule = "wsd beside train.minutes, as its decay can begin at any step"
+            require(isinstance(self.schedule, WSD), "train.schedule.kind", self.schedule.kind, rule)
         if self.steps is not None:
             self._check_warmup(self.steps)
         if unknown := [name for name in self.probes or () if name not in PROBE_NAMES]:
@@ -216,10 +232,17 @@ class Run:
     data: Data = Data()
     train: Train = Train()
     notes: tuple[str, ...] = field(default=(), compare=False)  # adjustments made while loading; logged at the start
+    # the model and what is set of `CHOSEN`, while train.minutes has not chosen yet; the model then stands in for it
+    unchosen: JsonDict | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.model, Mapping):  # as the siblings take tables too
             object.__setattr__(self, "model", parse_model(self.model))
+        if self.train.minutes is not None and self.train.steps is None and self.unchosen is None:
+            raise ConfigError(
+                f"train.minutes is {self.train.minutes:g}, which chooses the model too; make the run by Run.load or "
+                "Run.from_dict."
+            )
 
     @classmethod
     def load(cls, source: str | Path, *settings: str) -> Run:
@@ -240,6 +263,9 @@ class Run:
         if (recipe := find_recipe(name)) is not None:
             table = config.read(recipe)
             given = config.override(table, settings)
+            if name == OWN_TEXT and _chooses_model(settings):
+                table = {"data": table["data"]}
+                given = config.override(table, settings)
             if name in TASKS and "path" not in given.get("data", {}):
                 table = config.read(RECIPES / f"{TASKS[name]}.toml")
                 given = config.override(table, settings)
@@ -271,14 +297,39 @@ class Run:
                 )
             if not isinstance(part, Mapping):
                 raise ConfigError(f"{key} is {part!r}, but it must be a table of settings.")
+        own, unchosen = table.get("train", {}), None
+        if "minutes" in own and "steps" not in own:
+            model_table = dict(table.get("model", {}))
+            _check_unchosen(model_table, own["minutes"])
+            unchosen = {"model": model_table, "train": {key: own[key] for key in CHOSEN if key in own}}
+            table = {**table, "model": {"depth": FIRST_DEPTH, **model_table}}
+        if "depth" in table.get("model", {}):
+            table = depth.expand(table)
         model = parse_model(table.get("model", {}))
         data = config.parse(Data, table.get("data", {}), "data")
         train = config.parse(Train, table.get("train", {}), "train")
-        return cls(model, data, train if train.out else replace(train, out=f"runs/{name}"))
+        return cls(model, data, train if train.out else replace(train, out=f"runs/{name}"), unchosen=unchosen)
 
     def to_dict(self) -> JsonDict:
         """Return the run as nested dictionaries, which `from_dict` loads."""
-        return {"model": self.model.to_dict(), "data": config.dump(self.data), "train": config.dump(self.train)}
+        model, train = self.model.to_dict(), config.dump(self.train)
+        if self.unchosen is not None:
+            model = self.unchosen["model"]
+            train = {key: value for key, value in train.items() if key not in CHOSEN} | self.unchosen["train"]
+        return {"model": model, "data": config.dump(self.data), "train": train}
+
+    def choose(self, depth: int, batch_tokens: int, steps: int) -> Run:
+        """Return the run with what train.minutes was to choose; what the user has set stays.
+
+        >>> run = Run.load("stdlib", "train.minutes=10", "model.n_layers=5")
+        >>> run = run.choose(depth=2, batch_tokens=2048, steps=600)
+        >>> run.model.fields["d_model"], run.model.fields["n_layers"], run.train.steps, run.train.schedule.warmup
+        (128, 5, 600, 30)
+        """
+        table = self.to_dict()
+        table["model"] = {**table["model"], "depth": depth}
+        table["train"] = {"batch_tokens": batch_tokens, **table["train"], "steps": steps}
+        return replace(Run.from_dict(table), notes=self.notes)
 
     def differences(self, other: Run) -> list[str]:
         """Describe the settings of another run that differ and that may not change on resume."""
@@ -286,13 +337,39 @@ class Run:
 
 
 def _choose_length(file: JsonDict, given: JsonDict) -> None:
-    """Let an override of `train.steps` or `train.epochs` replace the other one in the file."""
+    """Let an override of one of `LENGTHS` replace another in the file."""
     before, after = file.get("train"), given.get("train")
     if not isinstance(before, dict) or not isinstance(after, dict):
         return
-    for one, other in (("steps", "epochs"), ("epochs", "steps")):
+    for one, other in itertools.permutations(LENGTHS, 2):
         if one in after and one not in before and other in before and after.get(other) == before[other]:
             del after[other]
+    if (
+        after.get("steps") != before.get("steps")
+        and "minutes" in before
+        and after.get("minutes") == before["minutes"]
+    ):
+        after.pop("minutes", None)  # steps that are raised end when they are done
+
+
+def _chooses_model(settings: Iterable[str]) -> bool:
+    """Whether settings are to set the sizes of the model."""
+    match config.override({}, settings):
+        case {"train": {"minutes": minutes, "steps": steps}}:
+            raise ConfigError(f"train.steps is {steps} and train.minutes is {minutes}; give one of them.")
+        case {"model": {"depth": _}} | {"train": {"minutes": _}}:
+            return True
+    return False
+
+
+def _check_unchosen(model: JsonDict, minutes: object) -> None:
+    """Refuse a model that is given where train.minutes is to choose one."""
+    for name in ("preset", "kind", "from"):
+        if name in model:
+            raise ConfigError(
+                f"train.minutes is {minutes}, which chooses the depth of a new decoder, but model.{name} is "
+                f"{model[name]!r}; give train.steps or train.epochs for that model."
+            )
 
 
 def _fit_warmup(file: JsonDict, given: JsonDict) -> str:

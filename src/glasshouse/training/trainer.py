@@ -10,7 +10,7 @@ import json
 import math
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,8 @@ from glasshouse.models import Model
 from glasshouse.models.flops import FlopEstimator
 from glasshouse.objectives import Objective
 from glasshouse.objectives.metrics import MetricSums
-from glasshouse.training.checkpoint.folder import NONFINITE
+from glasshouse.training.budget import Budget, Length, decay_from
+from glasshouse.training.checkpoint.folder import NONFINITE, write_run
 from glasshouse.training.checkpoint.state import Checkpointer, TrainerState
 from glasshouse.training.checkpoint.store import CheckpointData
 from glasshouse.training.distributed.failures import Stragglers
@@ -43,7 +44,7 @@ from glasshouse.training.logging.trackers import Trackers
 from glasshouse.training.nonfinite import first_located, locate_in_micro_batches
 from glasshouse.training.optimizer import set_lr, set_momentum
 from glasshouse.training.run import Run
-from glasshouse.training.schedule import Schedule
+from glasshouse.training.schedule import WSD, Schedule
 from glasshouse.training.setup.custom import AnyDatasets
 from glasshouse.training.setup.interval import default_interval
 from glasshouse.training.signals import Signals, StoppedError
@@ -119,6 +120,7 @@ class Trainer:
     checkpointer: Checkpointer  # owns the checkpoints and snapshots
     metrics: Journal
     checkpoint_log: CheckpointLog  # probes and samples
+    budget: Budget | None  # of train.minutes
     trackers: Trackers | None = field(default=None, init=False)  # open while the loop runs
 
     def __post_init__(self) -> None:
@@ -134,6 +136,8 @@ class Trainer:
         """Run the remaining steps."""
         state, checkpointer = self.state, self.checkpointer
         self.model.train()
+        if self.budget is not None:
+            self.budget.begin_loop()
         self.trackers = Trackers(
             self.folder, self.run.train.wandb, self.folder.name, state.unwritten, writes=self.processes.is_main
         )
@@ -172,6 +176,8 @@ class Trainer:
         number, batch = next(self._stream)
         n_targets = self._agree(batch)
         step = self.state.step + (1 if self._ahead is None else 2)
+        if self.budget is not None and self.run.train.minutes is not None:
+            self._decide_steps(self.budget, done=step - 1)
         set_lr(self.train_step.optimizer, self.schedule.factor(step - 1, self.steps))
         set_momentum(self.train_step.optimizer, step - 1)
         self.processes.seed_step(self.run.train.seed, step - 1)
@@ -189,6 +195,28 @@ class Trainer:
         if self._ahead is launched and not self._may_run_ahead(step):
             self._ahead = None
             self._finish(launched)
+
+    def _decide_steps(self, budget: Budget, done: int) -> None:
+        """Decide the number of steps, once, where the decay of the learning rate begins, to end on time."""
+        assert isinstance(self.schedule, WSD)
+        decided = budget.decide(
+            done,
+            self.steps,
+            self.schedule,
+            batch_size=self.batches.batch_size,
+            samples=len(self.batches.samples),
+            val_samples=len(self.val_samples),
+        )
+        # By the clock of the main process: the others give 0.
+        mine = decided if decided is not None and self.processes.is_main else Length(0, 0)
+        if not (steps := self.processes.max(mine.steps)):
+            return
+        self.reporter.log(f"steps    {steps:,}, now that the learning rate decays (planned: {self.steps:,})")
+        self.steps, self.schedule = steps, decay_from(self.schedule, done, steps)
+        self.state.report_samples = self.processes.max(mine.report_samples)
+        self.run = replace(self.run, train=replace(self.run.train, steps=steps, schedule=self.schedule, minutes=None))
+        if self.processes.is_main:
+            write_run(self.run, self.folder)
 
     def _agree(self, batch: Batch) -> int:
         """Return the targets of all processes; raise `StoppedError` in every one if one received a signal."""
@@ -404,6 +432,8 @@ class Trainer:
     def _save(self) -> None:
         if isinstance(stream := self.batches.samples, StreamDataset):
             self.state.stream = stream.state_at(self.state.next_batch * self.batches.batch_size)
+        if self.budget is not None:
+            self.state.seconds, self.state.seconds_in_loop = self.budget.used, self.budget.used_in_loop
         self.checkpointer.save()
 
     def resume(self) -> None:
@@ -414,6 +444,8 @@ class Trainer:
             for error in errors:
                 log(f"skipped a damaged checkpoint: {error}")
             self._restore(step, data)
+            if self.budget is not None:
+                self.budget.resume(self.state.seconds, self.state.seconds_in_loop)
             log(f"resuming from step {step} of {self.steps}, from {checkpoints.folder(step)}")
             if (self.folder / MODEL).exists() and step < self.steps:
                 log(f"{self.folder / MODEL} is not replaced until the last step")

@@ -25,7 +25,7 @@ from glasshouse.training.checkpoint.folder import LOCK, PROBES, SAMPLES
 from glasshouse.training.checkpoint.store import list_checkpoints
 from glasshouse.training.logging.journal import PER_HEAD, PER_LAYER, Journal
 from glasshouse.training.plan import GPUS, find_gpu, plan_training
-from glasshouse.training.run import Run, default_schedule
+from glasshouse.training.run import Run, Train, default_schedule
 
 try:
     import fcntl
@@ -98,6 +98,15 @@ class RunSettings(Settings):
     """Parameters of the run settings."""
 
 
+def _length(choice: Train) -> JsonDict:
+    """Return how long a run is to be: its steps, its epochs, or the minutes that are yet to choose the steps."""
+    if choice.steps is not None:
+        return {"train.steps": f"{choice.steps:,}"}
+    if choice.epochs is not None:
+        return {"train.epochs": f"{choice.epochs:g}"}
+    return {"train.minutes": f"{choice.minutes:g}"}
+
+
 def run_settings(traces: TraceCache, params: RunSettings) -> JsonDict:
     """Return the main settings of a run by name."""
     run = Run.from_dict(config.read(_run(traces) / RUN))
@@ -109,7 +118,7 @@ def run_settings(traces: TraceCache, params: RunSettings) -> JsonDict:
         f"model.{key}": model[key],
         "data.path": ", ".join(data.path),
         "data.seq_len": f"{data.seq_len:,} tokens per sequence",
-        **({"train.steps": f"{choice.steps:,}"} if choice.steps else {"train.epochs": f"{choice.epochs:g}"}),
+        **_length(choice),
         "train.batch_tokens": f"{choice.batch_tokens:,} tokens per step",
         "train.optimizer": optimizer.kind,
         "train.lr": f"{optimizer.lr:g}",

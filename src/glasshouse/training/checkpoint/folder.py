@@ -6,6 +6,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 
 from glasshouse import config, store
@@ -13,7 +14,7 @@ from glasshouse.errors import InputError, StoreError
 from glasshouse.hub import serialization
 from glasshouse.hub.adapters import peft
 from glasshouse.hub.run_checkpoints import CHECKPOINTS, MODEL, RUN, is_run, saved_steps, step_folder_name
-from glasshouse.training.run import Run, default_schedule
+from glasshouse.training.run import CHOSEN, Run, default_schedule
 
 try:
     import fcntl
@@ -67,14 +68,42 @@ def _adopt(run: Run, folder: Path) -> None:
         elif any(not difference.startswith("train.") for difference in old.differences(run)):  # no checkpoint yet
             for made in ("tokenizer", "data/train", "data/validation"):
                 _drop(folder / made)
+    write_run(run, folder)
+
+
+def write_run(run: Run, folder: Path) -> None:
+    """Write run.toml, atomically."""
     new = folder / NEW_RUN  # keep the old one if the disk is full
     try:
         new.write_text(config.to_toml(run.to_dict()), encoding="utf-8")
-        new.replace(path)
+        new.replace(folder / RUN)
     except OSError as error:
         with suppress(OSError):
             new.unlink()
         raise _unwritable(folder, error) from None
+
+
+def with_choice(run: Run) -> Run:
+    """Return a run with what train.minutes has chosen for it before, which the run.toml in its folder has.
+
+    After the decay has begun, that has the steps and no minutes.
+    """
+    path = run_folder(run) / RUN
+    if run.unchosen is None or not path.is_file():
+        return run
+    old = Run.from_dict(config.read(path))
+    if old.unchosen is not None or old.train.steps is None:
+        return run
+    before, given = old.to_dict(), run.to_dict()
+    model = {key: value for key, value in given["model"].items() if key != "depth"}
+    chosen = {key: value for key, value in before["train"].items() if key in CHOSEN}
+    train, notes = {**chosen, **given["train"]}, run.notes
+    if old.train.minutes is None:
+        minutes = train.pop("minutes")
+        note = f"train.minutes is {minutes:g}, but the steps of the run in {str(path.parent)!r} are decided"
+        notes = (*notes, f"{note}: {old.train.steps:,}; train.steps raises them, train.out starts a new run")
+    table = {"model": {**before["model"], **model}, "data": given["data"], "train": train}
+    return replace(Run.from_dict(table), notes=notes)
 
 
 def _drop(folder: Path) -> None:
@@ -90,7 +119,7 @@ def _check_resumable(old: Run, run: Run, folder: Path, taken: int) -> None:
     """Refuse settings that would have changed the steps already taken."""
     before, after = old.train.steps, run.train.steps
     differences = old.differences(run)
-    if any(not difference.startswith("train.steps ") for difference in differences):
+    if any(not difference.startswith(("train.steps ", "train.minutes ")) for difference in differences):
         raise InputError(
             f"the run in {str(folder)!r} was started with other settings: {'; '.join(differences)}; "
             "give the old ones to resume, or train.out=FOLDER to start a new run."

@@ -50,6 +50,9 @@ class TrainerState:
     grad_accum: int = 1  # micro-batches per step
     initial_steps: int = 0  # train.steps at the start: default sizes stay the same when it is raised
     interval: int = 0  # steps between validations, and between checkpoints, by default
+    seconds: float = 0.0  # of train.minutes, used
+    seconds_in_loop: float = 0.0  # of these, in the training loop
+    report_samples: int = 0  # validation samples of the last report; 0: all
     pending_metrics: JsonDict | None = None  # of a step not yet validated and logged
     stream: JsonDict | None = None  # the state of an iterable dataset at the next batch
     # names of what was given in Python, and fingerprints of an objective's frozen models

@@ -17,6 +17,7 @@ from glasshouse.hub.run_checkpoints import CHECKPOINTS
 from glasshouse.models import Model, count_parameters
 from glasshouse.objectives import Objective, find_objective
 from glasshouse.objectives.registry import model_objective
+from glasshouse.training.budget import Budget
 from glasshouse.training.checkpoint.folder import METRICS
 from glasshouse.training.checkpoint.state import Checkpointer, TrainerState, fingerprint
 from glasshouse.training.checkpoint.store import Checkpoints
@@ -47,14 +48,15 @@ def build_trainer(
     reporter: ProgressReporter,
     signals: Signals,
     callbacks: Sequence[Callback] = (),
+    budget: Budget | None = None,
 ) -> Trainer:
     """Build the trainer of a run: the model and its objective, batches, optimizer, checkpoints and logs."""
     run, custom, processes, device = resolved.run, resolved.custom, resolved.processes, resolved.device
     choice, tok, length, precision = run.train, datasets.tok, run.data.seq_len, resolved.precision
     torch.manual_seed(choice.seed)
     model = make_initial_model(resolved, datasets)
-    objective = _make_objective(resolved, datasets, model, reporter)
-    batches, val_samples = _make_data(run, model.spec, objective, datasets, processes)
+    objective = make_objective(resolved, datasets, model, reporter)
+    batches, val_samples = make_batches(run, model.spec, objective, datasets, processes)
     samples = 0 if choice.epochs is None else len(batches.samples)  # which a stream may not have
     steps, schedule = choice.planned(samples, batches.batch_size)
     if choice.schedule is not None and schedule.warmup < choice.schedule.warmup:
@@ -64,20 +66,6 @@ def build_trainer(
         )
     train_step = make_train_step(resolved, model, objective, steps, reporter, signals)
     ema = EMA(model, choice.ema) if choice.ema else None
-    layout = SINGLE
-    if processes.is_parallel:
-        layout = choose_run_layout(choice.parallel, processes, count_parameters(model.spec), device)
-    grad_accum = 1 if objective.whole_batch else choice.grad_accum
-    grad_accum = grad_accum or estimate_grad_accum(
-        model,
-        choice,
-        len(batches.share) * objective.sequences_per_sample,
-        length,
-        precision,
-        machine.memory_bytes(device),
-        layout,
-        resolved.objective,
-    )
     brought = custom.names
     if isinstance(datasets, CustomDatasets):
         brought["dataset"] += f" ({datasets.fingerprint})"
@@ -89,7 +77,10 @@ def build_trainer(
             "(train.eval_every and train.save_every set it)"
         )
     state = TrainerState(
-        grad_accum=processes.max(grad_accum), initial_steps=steps, interval=interval, custom=brought | held
+        grad_accum=choose_run_accum(resolved, model, objective, batches),
+        initial_steps=steps,
+        interval=interval,
+        custom=brought | held,
     )
     checkpoints = Checkpoints(folder / CHECKPOINTS, choice.keep_checkpoints, choice.keep_snapshots, processes)
     probes = Probes(
@@ -128,11 +119,12 @@ def build_trainer(
         state=state,
         checkpointer=Checkpointer(model, train_step, ema, state, tok, checkpoints),
         metrics=Journal(folder / METRICS, writes=processes.is_main),
+        budget=budget,
         checkpoint_log=CheckpointLog(folder, probes, prompts, reporter.log, writes=processes.is_main),
     )
 
 
-def _make_objective(
+def make_objective(
     resolved: Resolved, datasets: AnyDatasets, model: Model, reporter: ProgressReporter
 ) -> Objective[Any]:
     """Return the objective that was chosen, or the one of model and data, prepared and with the caller's loss."""
@@ -147,7 +139,7 @@ def _make_objective(
     return custom.with_loss(objective.prepare(model, datasets.train, resolved.run.data.seq_len))
 
 
-def _make_data(
+def make_batches(
     run: Run, s: spec.Spec, objective: Objective[Any], datasets: AnyDatasets, processes: Processes
 ) -> tuple[Batches, Dataset]:
     """Return the training batches and the validation samples."""
@@ -168,6 +160,26 @@ def _make_data(
         if datasets.validation.folder != datasets.train.folder:
             raise
         raise InputError(f"the validation set is too small, so raise data.val_fraction: {error}") from None
+
+
+def choose_run_accum(resolved: Resolved, model: Model, objective: Objective[Any], batches: Batches) -> int:
+    """Return the gradient accumulation that a run begins with: what is set, or what memory requires."""
+    choice, processes, device = resolved.run.train, resolved.processes, resolved.device
+    layout = SINGLE
+    if processes.is_parallel:
+        layout = choose_run_layout(choice.parallel, processes, count_parameters(model.spec), device)
+    grad_accum = 1 if objective.whole_batch else choice.grad_accum
+    grad_accum = grad_accum or estimate_grad_accum(
+        model,
+        choice,
+        len(batches.share) * objective.sequences_per_sample,
+        resolved.run.data.seq_len,
+        resolved.precision,
+        machine.memory_bytes(device),
+        layout,
+        resolved.objective,
+    )
+    return processes.max(grad_accum)
 
 
 def estimate_grad_accum(
