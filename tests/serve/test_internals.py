@@ -285,7 +285,7 @@ def test_a_server_shows_internals_only_if_it_was_told_to(
         ):
             answer = ask(server, "/v1/completions", {**SETTINGS, **asked})
             assert answer.status == 403
-            assert f"{next(iter(asked))} was given, but this server does not show internals" in answer.body.decode()
+            assert f"{next(iter(asked))} was given, but internals is off on this server" in answer.body.decode()
         answer = ask(server, "/v1/completions", {**SETTINGS, "return_token_ids": True})
         (choice,) = answer.json()["choices"]
         assert len(choice["token_ids"]) == 3
@@ -297,5 +297,5 @@ def test_a_server_shows_internals_only_if_it_was_told_to(
 def test_rules_go_to_the_models_that_have_the_probe() -> None:
     rule = Rule("minds", 1.0, "stop")
     assert assign_rules([rule], [{"minds"}, {"nobles"}]) == [[rule], []]
-    with pytest.raises(InputError, match="names the probe 'minds', which is not there; give it by --probe"):
+    with pytest.raises(InputError, match="names the probe 'minds', which is not there; there is none"):
         assign_rules([rule], [{}])

@@ -172,7 +172,7 @@ def assign_rules(rules: Sequence[Rule], probes: Sequence[Collection[str]]) -> li
     known = sorted({name for names in probes for name in names})
     for rule in rules:
         if rule.probe not in known:
-            advice = did_you_mean(rule.probe, known) if known else "give it by --probe."
+            advice = did_you_mean(rule.probe, known) if known else "there is none."
             raise InputError(f"a rule names the probe {rule.probe!r}, which is not there; {advice}")
     return [[rule for rule in rules if rule.probe in names] for names in probes]
 
