@@ -19,6 +19,7 @@ from glasshouse.text.sources import TABULAR_SUFFIXES, Chunk, Errors, OnBytes, On
 
 CHUNK_BYTES = 2**20  # bytes of a long text that one worker encodes at a time
 SHOWN = 60  # characters of a value in an error
+WORDS = 3  # a column name of more is a sentence of a file without a header
 
 Cursor = tuple[int, int]  # file index, and index of the chunk or record in it
 DEFAULT_COLUMNS: dict[Kind, tuple[str, ...]] = {
@@ -96,8 +97,8 @@ def open_reader(
         if available is None:
             more = ", or two plain text files, line by line" if kind == "pairs" else ""
             raise InputError(
-                f"{str(first)!r} is plain text, which is of kind text, not {kind}: give a jsonl, csv, tsv or parquet "
-                f"file{more}."
+                f"{str(first)!r} is plain text, which is of kind text, not {kind}: give a jsonl, csv, tsv, "
+                f"parquet or arrow file{more}."
             )
         files = sources.find_files(paths)
         read = partial(sources.read_records, files, columns, errors=errors)
@@ -167,6 +168,11 @@ def _choose(kind: Kind, columns: tuple[str, ...], file: Path) -> tuple[str, ...]
         return PROMPT_COMPLETION
     if len(usual) != 2 or not columns or set(usual) <= set(columns):
         return usual
+    if titled := [name for name in columns if len(name.split()) > WORDS or name.endswith((".", "!", "?"))]:
+        raise InputError(
+            f"{str(file)!r} has {_shortened(titled[0])} where the names of its columns would be; without a header, "
+            "give their numbers as columns (of a run, data.columns=1,2)."
+        )
     if len(columns) != 2:
         raise InputError(
             f"{str(file)!r} has the columns {', '.join(columns)}, but {kind} needs two, by default "
@@ -202,8 +208,7 @@ def _labels(files: list[Path], column: str, errors: Errors) -> tuple[str, ...]:
 
 
 def _where(record: Record, files: list[Path]) -> str:
-    path = files[record.file_index]
-    return f"{'row' if path.suffix == '.parquet' else 'line'} {record.line} of {str(path)!r}"
+    return sources.place(files[record.file_index], record.line)
 
 
 def _tags(files: list[Path], columns: tuple[str, ...], errors: Errors) -> tuple[str, ...]:
