@@ -22,6 +22,7 @@ from glasshouse.text.sources.file import OnBytes as OnBytes
 from glasshouse.text.sources.file import OnHash as OnHash
 from glasshouse.text.sources.file import SourceFile, extra_module, read_errors, require_file
 from glasshouse.text.sources.file import place as place
+from glasshouse.text.sources.saved_dataset import data_files
 from glasshouse.text.sources.tabular import TABULAR_SUFFIXES as TABULAR_SUFFIXES
 from glasshouse.text.sources.tabular import columns as columns_of
 from glasshouse.text.sources.tabular import rows, texts
@@ -64,7 +65,8 @@ class Record:
 def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """Return the files that files, folders and globs name: each once, sorted by name, the same on every machine.
 
-    Folders are searched recursively for files with a suffix in `TEXT_SUFFIXES`; a glob matches any file. Neither
+    Folders are searched recursively for files with a suffix in `TEXT_SUFFIXES`, but one that `datasets` saved has the
+    files that it lists; a glob matches any file. Neither
     includes hidden files (leading dot) or follows links to folders.
 
     >>> import tempfile
@@ -114,7 +116,8 @@ def skipped_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     ['picture.png']
     """
     named = [paths] if isinstance(paths, str | Path) else paths
-    return sorted(file for path in map(Path, named) if path.is_dir() for file in _walk(path, known=False))
+    folders = (path for path in map(Path, named) if path.is_dir() and data_files(path) is None)
+    return sorted(file for path in folders for file in _walk(path, known=False))
 
 
 def file_size(path: Path) -> int:
@@ -130,7 +133,8 @@ def file_size(path: Path) -> int:
 
 def _matches(path: Path) -> list[Path]:
     if path.is_dir():
-        found = list(_walk(path))
+        saved = data_files(path)
+        found = list(_walk(path)) if saved is None else saved
         problem = f"{str(path)!r} has no file of a known kind (.txt, .jsonl, ...); name files, or give a glob."
     elif path.exists():
         found, problem = [path], ""
