@@ -526,6 +526,32 @@ def test_parquet_without_rows() -> None:
     assert sum(read) == len(data)
 
 
+JSON = st.recursive(st.none() | st.integers() | st.text(max_size=9), lambda inner: st.lists(inner, max_size=3))
+
+
+@given(st.lists(st.dictionaries(st.just("text"), JSON, min_size=1), min_size=1), st.integers(1, 9), st.booleans())
+@settings(max_examples=up_to(100))
+def test_json_files_are_what_the_whole_is(rows: list[dict[str, object]], step: int, indented: bool) -> None:
+    texts = [
+        json.dumps(rows, indent=2 if indented else None),
+        "\n".join(map(json.dumps, rows)),
+        json.dumps(rows) + "\n",
+    ]
+    for text in texts:
+        with reading(step):
+            found = list(read_records([written("x.json", text)], ["text"]))
+        assert [one.values[0] for one in found] == [row["text"] for row in rows]
+        assert [one.line for one in found] == [*range(1, len(rows) + 1)]
+
+
+def test_a_json_array_takes_the_memory_of_one_value() -> None:
+    path = written("x.json", json.dumps([{"text": "a" * 1000}] * 12_000))
+    tracemalloc.start()
+    assert sum(1 for _ in read_records([path], ["text"])) == 12_000
+    assert tracemalloc.get_traced_memory()[1] < 8e6  # of 12 MB
+    tracemalloc.stop()
+
+
 NESTED = [
     {"id": 1, "translation": {"de": "ja", "en": "yes", "more": {"note": "a"}}, "a.b": "dot"},
     {"id": 2, "translation": {"de": "nein", "en": None, "more": {"note": "b"}}, "a.b": "dots"},
@@ -722,8 +748,19 @@ DEEP = b'{"text": ' + b"[" * 100_000
 @pytest.mark.parametrize(
     ("name", "data", "sentence"),
     [
-        ("x.json", b"[]", r"'.*x.json' is one JSON value; write it as jsonl, one object a line."),
-        ("x.json.gz", b"", r"write it as jsonl"),
+        ("x.json", b"[]", r"'.*x.json' .*contains no text"),
+        (
+            "x.json",
+            b'[{"text": "a"}, {"text": "b"',
+            r"object 2 of '.*x.json' is not valid JSON \(Expecting .*\); fix",
+        ),
+        ("x.json", b'[{"text": "a"},', r"'.*x.json' ends before its array does; download it again\."),
+        ("x.json", b'[{"text": "a"} {"text": "b"}]', r"object 1 of '.*' is followed by '\{', but must be by a comma"),
+        ("x.json", b'[{"text": "a"}] 1', r"object 1 of '.*' is followed by '1', but must be by nothing"),
+        ("x.json", b'[{"text": "a"},]', r"object 2 of '.*' is not valid JSON"),
+        ("x.json", b'[["a"]]', r"object 1 of '.*' is not a JSON object in {}"),
+        ("x.json", b"[" + DEEP + b"]", r"object 1 of '.*' is nested too deeply"),
+        ("x.json.gz", zipped(b'{"data": []}'), r"object 1 of '.*x.json.gz' has no column 'text'; it has data\."),
         ("x.parquet.zst", b"", r"'.*' is Parquet, which has its own compression; decompress it."),
         ("x.arrow.gz", b"", r"'.*' is Arrow, which has its own compression; decompress it."),
         ("x.arrow", b"", r"'.*' is not a valid Arrow file"),
@@ -791,8 +828,8 @@ def test_what_is_wrong_is_one_sentence(name: str, data: bytes, sentence: str) ->
 
 
 def test_what_can_be_refused_is_refused_before_anything_is_read(mixed: list[Path]) -> None:
-    with pytest.raises(InputError, match="jsonl"):
-        next(read_chunks([mixed[0], Path("last.json")]))
+    with pytest.raises(InputError, match="decompress it"):
+        next(read_chunks([mixed[0], Path("last.parquet.gz")]))
     with pytest.raises(InputError, match=r"'.*a.txt' is plain text; records need jsonl, csv, tsv, parquet or arrow."):
         next(read_records([mixed[2], mixed[0]], ["text"]))
 

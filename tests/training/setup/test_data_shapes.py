@@ -103,13 +103,18 @@ SHAPES = {
         ("data.path=alpaca.jsonl",),
         ("instruction", "input", "output"),
     ),
+    "Alpaca in one array": Shape(
+        lambda at: (at / "alpaca.json").write_text(json.dumps(alpaca(given=True), indent=2)),
+        ("data.path=alpaca.json",),
+        ("instruction", "input", "output"),
+    ),
     "Alpaca without input": Shape(
         lambda at: write_lines(at / "alpaca.jsonl", alpaca(given=False)),
         ("data.path=alpaca.jsonl",),
         ("instruction", "output"),
     ),
 }
-CHAT = {"ShareGPT", "ShareGPT in a saved dataset", "Alpaca", "Alpaca without input"}
+CHAT = {"ShareGPT", "ShareGPT in a saved dataset", "Alpaca", "Alpaca in one array", "Alpaca without input"}
 
 
 @pytest.fixture(scope="module")
@@ -140,7 +145,7 @@ def test_from_a_file_to_the_first_step(
         return
     for n, (prompt, answer) in enumerate(CHATS):
         text = prompt
-        if name == "Alpaca" and n % 2 == 0:
+        if name in ("Alpaca", "Alpaca in one array") and n % 2 == 0:
             text = "\n\n".join(prompt.split())
         turns = [{"role": "user", "content": text}, {"role": "assistant", "content": answer}]
         assert corpus.item(n)[0].tolist() == tok.encode_chat(turns).ids

@@ -1,6 +1,6 @@
 """Streams documents from text files, with one chunk of one document in memory at a time.
 
-Plain text, JSON Lines, CSV, TSV, Parquet and Arrow, all but the last two also compressed with gzip or zstd.
+Plain text, JSON, JSON Lines, CSV, TSV, Parquet and Arrow, all but the last two also compressed with gzip or zstd.
 """
 
 from __future__ import annotations
@@ -31,7 +31,8 @@ CHUNK_BYTES = MAX_CHUNK_BYTES  # default size of a chunk
 # Files read from a folder; a file with another suffix must be named, or matched by a glob.
 _PROSE = "txt text md markdown rst tex org adoc html htm xml srt vtt"
 _CODE = "py c h cc cpp hpp cs cu rs go java kt scala swift js jsx ts tsx css php rb pl lua r jl hs ml ex sql sh toml"
-TEXT_SUFFIXES = (*(f".{name}" for name in f"{_PROSE} {_CODE}".split()), *TABULAR_SUFFIXES)
+_TABLES = (suffix for suffix in TABULAR_SUFFIXES if suffix != ".json")  # which in a folder is mostly settings
+TEXT_SUFFIXES = (*(f".{name}" for name in f"{_PROSE} {_CODE}".split()), *_TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -306,8 +307,6 @@ def _open(
     opened = []
     for index, path in enumerate(files):
         kind, compression = _suffixes(path.name)
-        if kind == ".json":
-            raise InputError(f"{str(path)!r} is one JSON value; write it as jsonl, one object a line.")
         if kind in COLUMNAR and compression:
             raise InputError(f"{str(path)!r} is {COLUMNAR[kind]}, which has its own compression; decompress it.")
         if kind in COLUMNAR:

@@ -154,12 +154,14 @@ def read_errors(path: Path) -> Iterator[None]:
 
 
 def place(path: Path, number: int) -> str:
-    """Return where a record is: the line of a file, or the row of one that has no lines.
+    """Return where a record is: the line of a file, or the row or object of one that need not have lines.
 
-    >>> place(Path("a.tsv"), 3), place(Path("a.parquet"), 3)
-    ("line 3 of 'a.tsv'", "row 3 of 'a.parquet'")
+    >>> place(Path("a.tsv"), 3), place(Path("a.parquet"), 3), place(Path("a.json.gz"), 3)
+    ("line 3 of 'a.tsv'", "row 3 of 'a.parquet'", "object 3 of 'a.json.gz'")
     """
-    return f"{'row' if path.suffix.lower() in ('.parquet', '.arrow') else 'line'} {number} of {str(path)!r}"
+    nouns = {".parquet": "row", ".arrow": "row", ".json": "object"}
+    noun = next((nouns[suffix] for suffix in map(str.lower, path.suffixes) if suffix in nouns), "line")
+    return f"{noun} {number} of {str(path)!r}"
 
 
 def extra_module(module: str, extra: str, files: str = "") -> Any:  # noqa: ANN401 - a module that may not be installed

@@ -1,4 +1,4 @@
-"""Rows of tabular files, the values of the requested columns: JSON Lines, CSV and TSV, and what `columnar` reads."""
+"""Rows of tabular files, the values of the requested columns: JSON, CSV and TSV, and what `columnar` reads."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from glasshouse.errors import InputError
 from glasshouse.text.sources import columnar
 from glasshouse.text.sources.column_names import nested_names, nested_value, no_column
 from glasshouse.text.sources.file import SourceFile, place, too_long
+from glasshouse.text.sources.json_values import json_values
 
-TABULAR_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", *columnar.SUFFIXES)
+TABULAR_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *columnar.SUFFIXES)
 _ROW = 2**26  # bytes of a row that is a document, which is then chunked; JSON and CSV rows are parsed whole
 # JSON escapes: a surrogate pair, a lone surrogate (the group), or any other.
 _LONE = re.compile(r"(?as)\\(?:u(?i:d[89ab][\da-f]{2})\\u(?i:d[c-f][\da-f]{2})|(u(?i:d[89a-f][\da-f]{2}))|.)")
@@ -55,8 +56,7 @@ def columns(file: SourceFile) -> list[str]:
         if file.kind in (".csv", ".tsv"):
             rows = csv.reader(_CsvLines(file, _ROW), delimiter="\t" if file.kind == ".tsv" else ",", strict=True)
             return next(filter(None, rows), [])
-        line = next((line for line in file.lines(_ROW) if line.strip()), b"{}")
-        first = json.loads(line)
+        first = json.loads(next(_json_texts(file, _ROW))[1])
         return [*nested_names(first)] if isinstance(first, dict) else []
     except Exception:  # from several libraries
         return []
@@ -67,10 +67,8 @@ def _where(file: SourceFile, number: int) -> str:
 
 
 def _json_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    for number, line in enumerate(file.lines(max_bytes), 1):
-        if not line.strip():
-            continue
-        value = _json_value(file, number, line.decode())
+    for number, text in _json_texts(file, max_bytes):
+        value = _json_value(file, number, text)
         if not isinstance(value, dict):
             raise InputError(f"{_where(file, number)} is not a JSON object in {{}}; fix it.")
         try:
@@ -78,6 +76,13 @@ def _json_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iter
         except KeyError as missing:
             raise no_column(_where(file, number), missing.args[0], nested_names(value)) from None
         yield number, values
+
+
+def _json_texts(file: SourceFile, max_bytes: int) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each value: of the lines that are not empty, or of what a .json file holds."""
+    if file.kind == ".json":
+        return json_values(file, max_bytes)
+    return ((number, line.decode()) for number, line in enumerate(file.lines(max_bytes), 1) if line.strip())
 
 
 def _json_value(file: SourceFile, number: int, line: str) -> Any:  # noqa: ANN401 - any JSON value
