@@ -89,7 +89,7 @@ class Data(Settings):
     val_fraction: float = 0.05  # fraction of `path` held out for validation, if it is split
     # kind of data; None: inferred from the model and the columns
     kind: Literal["text", "pairs", "labelled", "tagged", "chat", "preferences"] | None = None  # type: ignore[misc,assignment]
-    columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files; empty: the usual names of the kind
+    columns: tuple[str, ...] = ()  # of tables; a.b: a field of a; 1,2: without a header; empty: the usual of the kind
     separator: str | None = None  # separator of documents in a plain text file; None: each file is one document
     errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD
     tokenizer: str | None = None  # tokenizer folder; None: the base model's, or train a new one of vocab_size

@@ -19,7 +19,7 @@ def json_values(file: SourceFile, max_bytes: int) -> Iterator[tuple[int, str]]:
     text, number, opened, expected = "", 1, False, "[value"
     for block in itertools.chain(file.blocks(), (b"",)):
         text, at = text + block.decode(), 0
-        while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr] - it matches no space, too
+        while (at := _SPACE.match(text, at).end()) < len(text):  # type: ignore[union-attr]
             mark = text[at]
             if mark in "[,]" and mark in expected:
                 opened = opened or mark == "["
