@@ -54,4 +54,4 @@ def _end_of_value(file: SourceFile, number: int, text: str, at: int, max_bytes: 
         raise InputError(f"{place(file.path, number)} is not valid JSON ({reason}); fix it.") from None
     if end - at > max_bytes:
         raise too_long(place(file.path, number), max_bytes)
-    return end if whole or end < len(text) else 0  # a number may go on
+    return end
