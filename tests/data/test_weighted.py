@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from examples import up_to
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
@@ -35,6 +35,8 @@ def letters() -> gh.Tokenizer:
 
 
 @given(sources=SOURCES, is_text=st.booleans(), fraction=st.sampled_from([None, 0.3, 0.6]))
+@example(sources=[(["ab", "c"], 2), (["abcab"], 1), (["b", "ca"], 3)], is_text=True, fraction=None)
+@example(sources=[(["ab", "c"], 2), (["abcab"], 1), (["b", "ca"], 3)], is_text=True, fraction=0.3)
 @settings(max_examples=up_to(60), deadline=None)
 def test_a_weighted_corpus_is_the_sources_written_out_as_often(
     letters: gh.Tokenizer, sources: list[tuple[list[str], int]], is_text: bool, fraction: float | None
