@@ -729,7 +729,7 @@ BAD = {
     ),
     "one column for tagged": ("a.jsonl", b"{}", {"kind": "tagged", "columns": ["x"]}, "tagged has two"),
     "no kind": ("a.txt", b"x", {"kind": "texts"}, "kind is 'texts'.*text"),
-    "plain text for pairs": ("a.txt", b"x", {"kind": "pairs"}, "jsonl, csv, tsv or parquet"),
+    "plain text for pairs": ("a.txt", b"x", {"kind": "pairs"}, "jsonl, csv, tsv, parquet or arrow"),
     "no split": ("a.txt", b"x", {"source": "dates", "split": "tset"}, "no split 'tset' of dates.*test"),
     "one column for pairs": ("a.jsonl", b"{}", {"kind": "pairs", "columns": ["x"]}, "pairs has two"),
     "two columns for text": ("a.jsonl", b"{}", {"columns": ["x", "y"]}, "text has one"),

@@ -27,7 +27,7 @@ KINDS = [
 ]
 
 
-@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".csv", ".tsv", ".parquet", ".arrow"])
 @pytest.mark.parametrize(("columns", "given", "kind", "fields"), KINDS)
 def test_the_columns_tell_the_kind_and_the_fields(
     columns: tuple[str, ...], given: str | None, kind: str, fields: tuple[str, ...], suffix: str, tmp_path: Path
@@ -44,6 +44,12 @@ def test_the_columns_tell_the_kind_and_the_fields(
             import pyarrow.parquet
 
             pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+        case ".arrow":
+            import pyarrow
+
+            table = pyarrow.Table.from_pylist(rows)
+            with path.open("wb") as file, pyarrow.ipc.new_stream(file, table.schema) as writer:
+                writer.write_table(table)
     feed = open_reader(path, kind=given)  # type: ignore[arg-type]
     assert (feed.kind, feed.columns) == (kind, fields)
     assert sources.columns(path) == columns
@@ -76,8 +82,9 @@ def test_messages_are_a_chat_and_words_with_tags_are_tagged(tmp_path: Path) -> N
             "pairs",
             "is plain text, which is of kind text, not pairs: .*or two plain",
         ),
-        ("a.txt", b"text", "chat", "is plain text, which is of kind text, not chat: .*parquet file\\.$"),
+        ("a.txt", b"text", "chat", "is plain text, which is of kind text, not chat: .*arrow file\\.$"),
         ("a.tsv", b"a\tb\tc\n1\t2\t3\n", "pairs", "has the columns a, b, c, but pairs needs two"),
+        ("a.tsv", b"Wie geht es dir?\thow\n", "pairs", "has 'Wie geht es dir\\?' where the names.*data.columns=1,2"),
         ("a.jsonl", b"[" * 100_000, "text", "nested too deeply"),
         ("a.jsonl", b"\xff\xfe", "pairs", "not UTF-8"),
         ("a.parquet", b"PAR1", "pairs", "not a valid Parquet file"),

@@ -526,6 +526,129 @@ def test_parquet_without_rows() -> None:
     assert sum(read) == len(data)
 
 
+JSON = st.recursive(st.none() | st.integers() | st.text(max_size=9), lambda inner: st.lists(inner, max_size=3))
+
+
+@given(st.lists(st.dictionaries(st.just("text"), JSON, min_size=1), min_size=1), st.integers(1, 9), st.booleans())
+@settings(max_examples=up_to(100))
+def test_json_files_are_what_the_whole_is(rows: list[dict[str, object]], step: int, indented: bool) -> None:
+    texts = [
+        json.dumps(rows, indent=2 if indented else None),
+        "\n".join(map(json.dumps, rows)),
+        json.dumps(rows) + "\n",
+    ]
+    for text in texts:
+        with reading(step):
+            found = list(read_records([written("x.json", text)], ["text"]))
+        assert [one.values[0] for one in found] == [row["text"] for row in rows]
+        assert [one.line for one in found] == [*range(1, len(rows) + 1)]
+
+
+def test_a_json_array_takes_the_memory_of_one_value() -> None:
+    path = written("x.json", json.dumps([{"text": "a" * 1000}] * 12_000))
+    tracemalloc.start()
+    assert sum(1 for _ in read_records([path], ["text"])) == 12_000
+    assert tracemalloc.get_traced_memory()[1] < 8e6  # of 12 MB
+    tracemalloc.stop()
+
+
+NESTED = [
+    {"id": 1, "translation": {"de": "ja", "en": "yes", "more": {"note": "a"}}, "a.b": "dot"},
+    {"id": 2, "translation": {"de": "nein", "en": None, "more": {"note": "b"}}, "a.b": "dots"},
+]
+NESTED_NAMES = ["translation.en", "translation.more.note", "id", "a.b"]
+
+
+def arrow(table: pyarrow.Table, is_file: bool = False, rows: int = 1000) -> bytes:
+    """Write a stream, as Hugging Face `datasets` does, or Arrow's file format."""
+    file = io.BytesIO()
+    with (pyarrow.ipc.new_file if is_file else pyarrow.ipc.new_stream)(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=rows)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("name", ["x.jsonl", "x.parquet", "x.arrow"])
+def test_fields_of_columns(name: str) -> None:
+    data = {
+        "x.jsonl": "".join(json.dumps(row) + "\n" for row in NESTED).encode(),
+        "x.parquet": parquet(pyarrow.Table.from_pylist(NESTED)),
+        "x.arrow": arrow(pyarrow.Table.from_pylist(NESTED)),
+    }
+    path = written(name, data[name])
+    assert sources.columns(path) == ("id", "translation.de", "translation.en", "translation.more.note", "a.b")
+    found = [one.values for one in read_records([path], NESTED_NAMES)]
+    assert found == [("yes", "a", 1, "dot"), (None, "b", 2, "dots")]
+    assert [one.values[0]["de"] for one in read_records([path], ["translation"])] == ["ja", "nein"]
+    for missing in ("translation.fr", "translation.de.x", "id.de", "translations"):
+        with pytest.raises(InputError, match=rf"no column '{missing}'.*(id, translation.de|did you mean)"):
+            list(read_records([path], [missing]))
+
+
+def test_a_field_of_a_column_that_is_null() -> None:
+    table = pyarrow.table({"t": pyarrow.array([{"de": "ja"}, None])})
+    for name, data in (("x.parquet", parquet(table)), ("x.arrow", arrow(table))):
+        assert [one.values for one in read_records([written(name, data)], ["t.de"])] == [("ja",), (None,)]
+    with pytest.raises(InputError, match=r"line 2 of '.*' has no column 't.de'; it has t\."):
+        list(read_records([written("x.jsonl", '{"t": {"de": "ja"}}\n{"t": null}')], ["t.de"]))
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_arrow_worked_by_hand(is_file: bool) -> None:
+    table = pyarrow.table({"text": [f"text {n}" for n in range(1000)], "n": [*range(1000)]})
+    data = arrow(table, is_file, rows=300)
+    path = written("x.arrow", data)
+    read: list[int] = []
+    hashes: list[tuple[int, int, str]] = []
+    found = [*read_records([path], ["n", "text"], on_bytes=read.append, on_hash=lambda *about: hashes.append(about))]
+    assert [one.values for one in found] == [(n, f"text {n}") for n in range(1000)]
+    assert [one.line for one in found] == [*range(1, 1001)]
+    assert sum(read) == len(data)
+    assert len(read) in (4, 5)  # a call for each batch of the file, and for the end of a stream
+    assert hashes == [(0, len(data), hashlib.sha256(data).hexdigest())]
+    assert list(read_records([path], ["n", "text"], start=(0, 990))) == found[990:]
+    assert len(list(read_chunks([path]))) == 1000
+
+
+def test_arrow_takes_the_memory_of_few_rows() -> None:
+    path = written(
+        "x.arrow", arrow(pyarrow.table({"text": ["漢" * 40_000] * 1000}), rows=1000)
+    )  # 120 MB in one batch
+    pyarrow.default_memory_pool().release_unused()
+    before, tallest = pyarrow.total_allocated_bytes(), 0
+    tracemalloc.start()
+    for _ in read_records([path], ["text"]):
+        tallest = max(tallest, pyarrow.total_allocated_bytes() - before)
+    assert tallest + tracemalloc.get_traced_memory()[1] < 40e6
+    tracemalloc.stop()
+
+
+@pytest.mark.parametrize("is_file", [False, True])
+def test_an_arrow_file_that_is_cut_anywhere_is_refused(is_file: bool) -> None:
+    data = arrow(pyarrow.table({"text": ["a", "b", "c"] * 20}), is_file, rows=20)
+    for length in range(1, len(data), 7):
+        with pytest.raises(InputError, match=r"download it again\.$"):
+            list(read_records([written("x.arrow", data[:length])], ["text"]))
+
+
+def test_columns_of_a_file_without_a_header() -> None:
+    path = written("x.tsv", "ja\tyes\t1\n\nnein\tno\t2\n")
+    found = list(read_records([path], ["2", "1"]))
+    assert [(one.values, one.line) for one in found] == [(("yes", "ja"), 1), (("no", "nein"), 3)]
+    assert list(read_records([path], ["2", "1"], start=(0, 1))) == found[1:]
+    assert [one.values for one in read_records([written("x.csv", '"a, b",c\n')], ["1"])] == [("a, b",)]
+    assert documents(read_chunks([path], column="2")) == [b"yes", b"no"]
+    wrong = {
+        ("x.tsv", "ja\tyes\nnein\n"): r"line 2 of '.*x.tsv' has 1 cells, but the first line has 2; fix it\.",
+        ("x.tsv", "ja\n"): r"line 1 of '.*x.tsv' has 1 cells, so there is no column 2; name those that it has\.",
+        ("x.csv", "0,1,2\n"): r"line 1 of '.*x.csv' has the cells 1, 2, which may be names of columns or data",
+    }
+    for (name, text), sentence in wrong.items():
+        with pytest.raises(InputError, match=sentence):
+            list(read_records([written(name, text)], ["1", "2"]))
+    with pytest.raises(InputError, match="no column '1'"):  # objects have no order
+        list(read_records([written("x.jsonl", '{"a": "b"}')], ["1"]))
+
+
 # Two files, line by line.
 
 
@@ -546,7 +669,8 @@ def test_parallel_lines() -> None:
 def test_parallel_files_of_different_length(left: int, right: int) -> None:
     paths = written("l", "a\n" * left), written("r", "b\n" * right)
     with pytest.raises(
-        InputError, match=rf"'.*l' has {left} lines, but '.*r' has {right}; line n of one must belong"
+        InputError,
+        match=rf"'.*l' has {left} lines, but '.*r' has {right}, from line {min(left, right) + 1} on alone; line n of",
     ):
         list(read_parallel(*paths))
 
@@ -624,9 +748,22 @@ DEEP = b'{"text": ' + b"[" * 100_000
 @pytest.mark.parametrize(
     ("name", "data", "sentence"),
     [
-        ("x.json", b"[]", r"'.*x.json' is one JSON value; write it as jsonl, one object a line."),
-        ("x.json.gz", b"", r"write it as jsonl"),
+        ("x.json", b"[]", r"'.*x.json' .*contains no text"),
+        (
+            "x.json",
+            b'[{"text": "a"}, {"text": "b"',
+            r"object 2 of '.*x.json' is not valid JSON \(Expecting .*\); fix",
+        ),
+        ("x.json", b'[{"text": "a"},', r"'.*x.json' ends before its array does; download it again\."),
+        ("x.json", b'[{"text": "a"} {"text": "b"}]', r"object 1 of '.*' is followed by '\{', but must be by a comma"),
+        ("x.json", b'[{"text": "a"}] 1', r"object 1 of '.*' is followed by '1', but must be by nothing"),
+        ("x.json", b'[{"text": "a"},]', r"object 2 of '.*' is not valid JSON"),
+        ("x.json", b'[["a"]]', r"object 1 of '.*' is not a JSON object in {}"),
+        ("x.json", b"[" + DEEP + b"]", r"object 1 of '.*' is nested too deeply"),
+        ("x.json.gz", zipped(b'{"data": []}'), r"object 1 of '.*x.json.gz' has no column 'text'; it has data\."),
         ("x.parquet.zst", b"", r"'.*' is Parquet, which has its own compression; decompress it."),
+        ("x.arrow.gz", b"", r"'.*' is Arrow, which has its own compression; decompress it."),
+        ("x.arrow", b"", r"'.*' is not a valid Arrow file"),
         ("x.txt.gz", zipped(b"text" * 100)[:-9], r"'.*x.txt.gz' is truncated; download it again."),
         ("x.txt.gz", zipped(b"text")[:-8] + b"\0" * 8, r"is corrupt \(.*incorrect data check\)"),
         ("x.txt.gz", b"not gzip at all", r"is corrupt"),
@@ -657,7 +794,11 @@ DEEP = b'{"text": ' + b"[" * 100_000
             b"\ntext,n,text\na,1,b\n",
             r"line 2 of '.*x\.csv' names the column 'text' 2 times; rename the others",
         ),
-        ("x.csv", b"a,b\n", r"'.*x.csv' has no column 'text'; it has a, b."),
+        (
+            "x.csv",
+            b"a,b\n",
+            r"'.*x.csv' has no column 'text'; it has a, b; without a header, columns are numbers: 1,2.",
+        ),
         ("x.csv", b'text,n\n"a\nb",1\nc\n', r"line 4 of '.*' has 1 cells, but the header has 2; fix it."),
         ("x.tsv", b"text\tn\na\tb\tc", r"line 2 of '.*' has 3 cells"),
         ("x.csv", b"text\na\0b", r"line 2 of '.*' has a NUL byte; save the file as UTF-8."),
@@ -687,9 +828,9 @@ def test_what_is_wrong_is_one_sentence(name: str, data: bytes, sentence: str) ->
 
 
 def test_what_can_be_refused_is_refused_before_anything_is_read(mixed: list[Path]) -> None:
-    with pytest.raises(InputError, match="jsonl"):
-        next(read_chunks([mixed[0], Path("last.json")]))
-    with pytest.raises(InputError, match=r"'.*a.txt' is plain text; records need jsonl, csv, tsv or parquet."):
+    with pytest.raises(InputError, match="decompress it"):
+        next(read_chunks([mixed[0], Path("last.parquet.gz")]))
+    with pytest.raises(InputError, match=r"'.*a.txt' is plain text; records need jsonl, csv, tsv, parquet or arrow."):
         next(read_records([mixed[2], mixed[0]], ["text"]))
 
 
@@ -710,7 +851,8 @@ def test_settings_that_make_no_sense(mixed: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "module", "extra"), [("x.parquet", "pyarrow", "parquet"), ("x.txt.zst", "zstandard", "zstd")]
+    ("name", "module", "extra"),
+    [("x.parquet", "pyarrow", "parquet"), ("x.arrow", "pyarrow", "parquet"), ("x.txt.zst", "zstandard", "zstd")],
 )
 def test_an_extra_that_is_not_installed(name: str, module: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, module, None)

@@ -19,11 +19,12 @@ Paths = Annotated[
         metavar="PATHS", help="Files, folders, quoted globs such as 'data/**/*.txt', or a built-in dataset."
     ),
 ]
-Column = Annotated[str, typer.Option(help="The text column of jsonl, csv, tsv and parquet files.")]
+Column = Annotated[str, typer.Option(help="The text column of json, jsonl, csv, tsv, parquet and arrow files.")]
 Columns = Annotated[
     list[str] | None,
     typer.Option(
-        help="Columns of jsonl, csv, tsv and parquet files, as a,b; can be repeated.",
+        help="Columns of json, jsonl, csv, tsv, parquet and arrow files, as a,b; t.a is a field of t, and 1,2 are "
+        "columns of a file without a header; can be repeated.",
         show_default="text; source,target; text,label; words,tags; messages; prompt,chosen,rejected",
     ),
 ]

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
@@ -60,7 +60,8 @@ class Corpus:
         self._ids = [_map(folder / shard["ids"]["file"], (np.uint16, np.uint32)) for shard in shards]
         self._starts = np.cumsum([0, *map(len, self._ids)])
         self._offset, self._first = 0, 0  # the first id and the first item of a split of text
-        self._selected: NDArray[np.int64] | None = None  # the items of a split of other kinds
+        self._selected: NDArray[np.int64] | None = None  # the items of a split of other kinds, which can be repeated
+        self._pieces: tuple[IdArray, IdArray, IdArray] | None = None  # of repeated text: starts, first ids, items
         ends = [_map(folder / shard["ends"]["file"], (np.uint32,)) for shard in shards]
         self._ends = np.concatenate([[0], *(one + at for one, at in zip(ends, self._starts[:-1], strict=True))])
         whole = self._ends[-1] == self._starts[-1] and (len(self._ends) - 1) % self.arrays_per_item == 0
@@ -165,6 +166,42 @@ class Corpus:
         view._selected = np.flatnonzero(mask) if self._selected is None else self._selected[mask]
         return view
 
+    def items_by_source(self) -> dict[str, int]:
+        """Return how many items are from each file, by its name."""
+        sources = self.manifest["sources"]
+        items = np.arange(len(self)) if self._selected is None else self._selected
+        counts = np.cumsum([source["items"] for source in sources])
+        found = np.bincount(np.searchsorted(counts, self._first + items, side="right"), minlength=len(sources))
+        return {source["name"]: count for source, count in zip(sources, found.tolist(), strict=True)}
+
+    def weighted(self, weights: Mapping[str, int]) -> Corpus:
+        """Return the items of each source, by its name, as often as its weight says: all of them once an epoch.
+
+        >>> import tempfile, glasshouse as gh
+        >>> tok = gh.Tokenizer.train(texts=["to be"], vocab_size=263)
+        >>> folder = tempfile.mkdtemp()
+        >>> for name in ("a", "b"):
+        ...     _ = Path(folder, f"{name}.txt").write_text(name)
+        >>> corpus = gh.data.prepare(folder, tok, f"{folder}/corpus")
+        >>> twice = corpus.weighted({f"{folder}/a.txt": 1, f"{folder}/b.txt": 2})
+        >>> tok.decode(twice.read(0, twice.n_tokens), skip_special_tokens=True)
+        'abb'
+        """
+        counts = [source["items"] for source in self.manifest["sources"]]
+        times = [weights[source["name"]] for source in self.manifest["sources"]]
+        view = self._view()
+        if self.kind != "text":
+            items = np.arange(len(self)) if self._selected is None else self._selected
+            view._selected = np.repeat(items, np.repeat(times, counts)[items])
+            return view
+        bounds = (np.cumsum([0, *counts]) - self._first).clip(0, len(self)).tolist()
+        pieces = [piece for piece, count in zip(pairwise(bounds), times, strict=True) for _ in range(count)]
+        items = np.concatenate([np.arange(*piece) for piece in pieces])
+        starts, stops = (self._ends[np.array(side)] for side in zip(*pieces, strict=True))
+        view._ends = np.concatenate([[0], np.cumsum(np.diff(self._ends)[items])])
+        view._pieces = (np.cumsum(stops - starts) - (stops - starts), starts, items)
+        return view
+
     @cached_property
     def n_tokens(self) -> int:
         """Number of tokens: all ids except labels, tags and run lengths."""
@@ -180,6 +217,20 @@ class Corpus:
         """Return the ids from `start` to `stop`, across shards."""
         if not 0 <= start <= stop <= self._ends[-1]:
             raise InputError(f"ids {start} to {stop} were requested, but there are {self._ends[-1]}.")
+        if self._pieces is None:
+            return self._read(start, stop)
+        begins, firsts, _ = self._pieces
+        found = [np.empty(0, np.int64)]
+        while start < stop:
+            piece = int(np.searchsorted(begins, start, side="right")) - 1
+            end = min(stop, int(begins[piece + 1])) if piece + 1 < len(begins) else stop
+            found.append(
+                self._read(int(firsts[piece] + start - begins[piece]), int(firsts[piece] + end - begins[piece]))
+            )
+            start = end
+        return np.concatenate(found)
+
+    def _read(self, start: int, stop: int) -> NDArray[np.int64]:
         start, stop = start + self._offset, stop + self._offset
         first, last = np.searchsorted(self._starts, (start, max(start, stop - 1)), side="right") - 1
         slices = [
@@ -228,7 +279,8 @@ class Corpus:
 
     def source_name(self, index: int) -> str:
         """Return the name of the file, or of the built-in dataset, that an item comes from."""
-        at = self._first + self._check_item(index)
+        at = self._check_item(index)
+        at = self._first + (at if self._pieces is None else int(self._pieces[2][at]))
         counts = np.cumsum([source["items"] for source in self.manifest["sources"]])
         return str(self.manifest["sources"][int(np.searchsorted(counts, at, side="right"))]["name"])
 

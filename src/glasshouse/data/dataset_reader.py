@@ -6,11 +6,13 @@ import hashlib
 import math
 import os
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from glasshouse.config import did_you_mean
+from glasshouse.data import chat_formats
 from glasshouse.data.builtin import BuiltinDataset, builtin_dataset, is_builtin
 from glasshouse.data.corpus import ARRAYS_PER_ITEM, Kind
 from glasshouse.errors import InputError
@@ -19,6 +21,7 @@ from glasshouse.text.sources import TABULAR_SUFFIXES, Chunk, Errors, OnBytes, On
 
 CHUNK_BYTES = 2**20  # bytes of a long text that one worker encodes at a time
 SHOWN = 60  # characters of a value in an error
+WORDS = 3  # a column name of more is a sentence of a file without a header
 
 Cursor = tuple[int, int]  # file index, and index of the chunk or record in it
 DEFAULT_COLUMNS: dict[Kind, tuple[str, ...]] = {
@@ -29,7 +32,6 @@ DEFAULT_COLUMNS: dict[Kind, tuple[str, ...]] = {
     "chat": ("messages",),
     "preferences": ("prompt", "chosen", "rejected"),
 }
-PROMPT_COMPLETION = ("prompt", "completion")  # the other columns of chat data
 
 
 @dataclass(frozen=True)
@@ -96,14 +98,14 @@ def open_reader(
         if available is None:
             more = ", or two plain text files, line by line" if kind == "pairs" else ""
             raise InputError(
-                f"{str(first)!r} is plain text, which is of kind text, not {kind}: give a jsonl, csv, tsv or parquet "
-                f"file{more}."
+                f"{str(first)!r} is plain text, which is of kind text, not {kind}: give a jsonl, csv, tsv, "
+                f"parquet or arrow file{more}."
             )
         files = sources.find_files(paths)
-        read = partial(sources.read_records, files, columns, errors=errors)
+        read = partial(_read_chats if kind == "chat" else sources.read_records, files, columns, errors=errors)
         count = len(DEFAULT_COLUMNS[kind])
-        if len(columns) != count and not (kind == "chat" and len(columns) == 2):
-            number = {2: "two", 3: "three"}.get(count, "one or two")
+        if len(columns) != count and not (kind == "chat" and len(columns) in (2, 3)):
+            number = {2: "two", 3: "three"}.get(count, "one, two or three")
             raise InputError(
                 f"columns is {columns}, but {kind} has {number}, such as {DEFAULT_COLUMNS[kind]}; name them."
             )
@@ -152,7 +154,7 @@ def infer_kind(columns: Collection[str]) -> Kind:
     ('pairs', 'text')
     """
     if "text" not in columns:
-        if set(PROMPT_COMPLETION) <= set(columns):
+        if chat_formats.find_format(columns):
             return "chat"
         for kind, names in DEFAULT_COLUMNS.items():
             if set(names) <= set(columns):
@@ -163,10 +165,21 @@ def infer_kind(columns: Collection[str]) -> Kind:
 def _choose(kind: Kind, columns: tuple[str, ...], file: Path) -> tuple[str, ...]:
     """Return the columns to read: those with the default names, or both if there are two."""
     usual = DEFAULT_COLUMNS[kind]
-    if kind == "chat" and set(PROMPT_COMPLETION) <= set(columns) and "messages" not in columns:
-        return PROMPT_COMPLETION
+    if kind == "chat" and columns:
+        if found := chat_formats.find_format(columns):
+            return found
+        raise InputError(
+            f"{str(file)!r} has the columns {', '.join(columns)}, but chat needs messages, conversations, prompt and "
+            "completion, or instruction, input and output; name one column of messages, or those of a prompt and its "
+            "answer, with columns (of a run, data.columns)."
+        )
     if len(usual) != 2 or not columns or set(usual) <= set(columns):
         return usual
+    if titled := [name for name in columns if len(name.split()) > WORDS or name.endswith((".", "!", "?"))]:
+        raise InputError(
+            f"{str(file)!r} has {_shortened(titled[0])} where the names of its columns would be; without a header, "
+            "give their numbers as columns (of a run, data.columns=1,2)."
+        )
     if len(columns) != 2:
         raise InputError(
             f"{str(file)!r} has the columns {', '.join(columns)}, but {kind} needs two, by default "
@@ -178,6 +191,11 @@ def _choose(kind: Kind, columns: tuple[str, ...], file: Path) -> tuple[str, ...]
 
 def _is_table(path: str | Path) -> bool:
     return any(suffix in TABULAR_SUFFIXES for suffix in Path(path).suffixes)
+
+
+def _read_chats(files: list[Path], columns: tuple[str, ...], **choices: Any) -> Iterator[Record]:  # noqa: ANN401
+    for record in sources.read_records(files, columns, **choices):
+        yield replace(record, values=chat_formats.normalize(record.values, _where(record, files)))
 
 
 def _labels(files: list[Path], column: str, errors: Errors) -> tuple[str, ...]:
@@ -202,8 +220,7 @@ def _labels(files: list[Path], column: str, errors: Errors) -> tuple[str, ...]:
 
 
 def _where(record: Record, files: list[Path]) -> str:
-    path = files[record.file_index]
-    return f"{'row' if path.suffix == '.parquet' else 'line'} {record.line} of {str(path)!r}"
+    return sources.place(files[record.file_index], record.line)
 
 
 def _tags(files: list[Path], columns: tuple[str, ...], errors: Errors) -> tuple[str, ...]:

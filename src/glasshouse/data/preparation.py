@@ -44,8 +44,9 @@ def prepare(
     r"""Tokenize files, folders, globs or a built-in dataset into a folder, and open it.
 
     `kind` is the kind of item: "text", "pairs", "labelled", "tagged", "chat" or "preferences"; `columns` are its
-    columns in jsonl, csv, tsv and parquet files; both are inferred from the column names if not given. A text ends
-    with the tokenizer's end-of-text token. Called again after an interruption, it resumes; after
+    columns in json, jsonl, csv, tsv, parquet and arrow files: `t.de` is a field of the column t, and "1", "2" are
+    those of a file without a header. Both are inferred from the column names if not given. A text ends with the
+    tokenizer's end-of-text token. Called again after an interruption, it resumes; after
     completion, it only opens the folder.
 
     `part=(3, 64)` prepares the third of 64 parts, a contiguous run of the files, into a folder of its own in

@@ -90,11 +90,12 @@ class Data(Settings):
     """Training and validation data."""
 
     path: tuple[str, ...] = ("stdlib",)  # files, folders, globs, a prepared folder or a built-in dataset
+    weights: tuple[int, ...] = ()  # how often an epoch reads each of `path`, such as 1,3; empty: once
     validation: tuple[str, ...] = ()  # likewise, for validation; empty: the built-in split, or a part of `path`
     val_fraction: float = 0.05  # fraction of `path` held out for validation, if it is split
     # kind of data; None: inferred from the model and the columns
     kind: Literal["text", "pairs", "labelled", "tagged", "chat", "preferences"] | None = None  # type: ignore[misc,assignment]
-    columns: tuple[str, ...] = ()  # of jsonl, csv, tsv and parquet files; empty: the usual names of the kind
+    columns: tuple[str, ...] = ()  # of tables; a.b: a field of a; 1,2: without a header; empty: the usual of the kind
     separator: str | None = None  # separator of documents in a plain text file; None: each file is one document
     errors: Literal["strict", "replace"] = "strict"  # on invalid UTF-8: stop, or decode to U+FFFD
     tokenizer: str | None = None  # tokenizer folder; None: the base model's, or train a new one of vocab_size
@@ -103,6 +104,10 @@ class Data(Settings):
 
     def check(self) -> None:
         require(len(self.path) > 0, "data.path", self.path, "a path or the name of a built-in dataset")
+        if self.weights:
+            wanted = f"one whole number for each of data.path, which has {len(self.path)}, each at least 1"
+            fits = len(self.weights) == len(self.path) and min(self.weights) > 0
+            require(fits, "data.weights", self.weights, wanted)
         require(0 < self.val_fraction < 1, "data.val_fraction", self.val_fraction, "above 0 and below 1")
         require(self.seq_len > 0, "data.seq_len", self.seq_len, "at least 1")
         require(self.vocab_size > 0, "data.vocab_size", self.vocab_size, "at least 1")

@@ -65,7 +65,7 @@ def check_asked(values: Values, allowed: bool) -> None:
     """Raise for a request that asks for internals of a server that does not show them."""
     if not allowed and (asked := next((name for name in INTERNALS if values.get(name)), None)):
         raise ApiError(
-            f"{asked} was given, but internals is off on this server; leave it out, or have the server started with it.",
+            f"{asked} was given, but internals is off on this server; leave it out, or have it turned on.",
             403,
             param=asked,
             code="internals_off",

@@ -1,6 +1,6 @@
 """Streams documents from text files, with one chunk of one document in memory at a time.
 
-Plain text, JSON Lines, CSV, TSV and Parquet, all but the last also compressed with gzip or zstd.
+Plain text, JSON, JSON Lines, CSV, TSV, Parquet and Arrow, all but the last two also compressed with gzip or zstd.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from glasshouse.config import require
 from glasshouse.errors import InputError
 from glasshouse.text.sources.chunking import MAX_CHUNK_BYTES as MAX_CHUNK_BYTES
 from glasshouse.text.sources.chunking import chunk
+from glasshouse.text.sources.columnar import SUFFIXES as COLUMNAR
 from glasshouse.text.sources.file import Errors as Errors
 from glasshouse.text.sources.file import OnBytes as OnBytes
 from glasshouse.text.sources.file import OnHash as OnHash
 from glasshouse.text.sources.file import SourceFile, extra_module, read_errors, require_file
+from glasshouse.text.sources.file import place as place
+from glasshouse.text.sources.saved_dataset import data_files
 from glasshouse.text.sources.tabular import TABULAR_SUFFIXES as TABULAR_SUFFIXES
 from glasshouse.text.sources.tabular import columns as columns_of
 from glasshouse.text.sources.tabular import rows, texts
@@ -28,7 +31,8 @@ CHUNK_BYTES = MAX_CHUNK_BYTES  # default size of a chunk
 # Files read from a folder; a file with another suffix must be named, or matched by a glob.
 _PROSE = "txt text md markdown rst tex org adoc html htm xml srt vtt"
 _CODE = "py c h cc cpp hpp cs cu rs go java kt scala swift js jsx ts tsx css php rb pl lua r jl hs ml ex sql sh toml"
-TEXT_SUFFIXES = (*(f".{name}" for name in f"{_PROSE} {_CODE}".split()), *TABULAR_SUFFIXES)
+_TABLES = (suffix for suffix in TABULAR_SUFFIXES if suffix != ".json")  # which in a folder is mostly settings
+TEXT_SUFFIXES = (*(f".{name}" for name in f"{_PROSE} {_CODE}".split()), *_TABLES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +60,14 @@ class Record:
     values: tuple[Any, ...]
     file_index: int
     index: int
-    line: int = field(default=0, compare=False)  # line of the file, or row in Parquet, from 1; 0: unknown
+    line: int = field(default=0, compare=False)  # line of the file, or row in Parquet and Arrow, from 1; 0: unknown
 
 
 def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     """Return the files that files, folders and globs name: each once, sorted by name, the same on every machine.
 
-    Folders are searched recursively for files with a suffix in `TEXT_SUFFIXES`; a glob matches any file. Neither
+    Folders are searched recursively for files with a suffix in `TEXT_SUFFIXES`, but one that `datasets` saved has the
+    files that it lists; a glob matches any file. Neither
     includes hidden files (leading dot) or follows links to folders.
 
     >>> import tempfile
@@ -87,7 +92,7 @@ def find_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
 
 
 def columns(path: Path) -> tuple[str, ...] | None:
-    r"""Return the column names of a jsonl, csv, tsv or parquet file; None for plain text.
+    r"""Return the column names of a tabular file, such as jsonl; None for plain text.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "pairs.tsv")
@@ -112,7 +117,8 @@ def skipped_files(paths: str | Path | Iterable[str | Path]) -> list[Path]:
     ['picture.png']
     """
     named = [paths] if isinstance(paths, str | Path) else paths
-    return sorted(file for path in map(Path, named) if path.is_dir() for file in _walk(path, known=False))
+    folders = (path for path in map(Path, named) if path.is_dir() and data_files(path) is None)
+    return sorted(file for path in folders for file in _walk(path, known=False))
 
 
 def file_size(path: Path) -> int:
@@ -128,7 +134,8 @@ def file_size(path: Path) -> int:
 
 def _matches(path: Path) -> list[Path]:
     if path.is_dir():
-        found = list(_walk(path))
+        saved = data_files(path)
+        found = list(_walk(path)) if saved is None else saved
         problem = f"{str(path)!r} has no file of a known kind (.txt, .jsonl, ...); name files, or give a glob."
     elif path.exists():
         found, problem = [path], ""
@@ -226,7 +233,7 @@ def read_records(
     on_bytes: OnBytes | None = None,
     on_hash: OnHash | None = None,
 ) -> Iterator[Record]:
-    r"""Yield the values of `columns` from each row of JSON Lines, CSV, TSV and Parquet files, of any type.
+    r"""Yield the values of `columns` from each row of tabular files, of any type.
 
     >>> import tempfile
     >>> path = Path(tempfile.mkdtemp(), "pairs.tsv")
@@ -238,7 +245,7 @@ def read_records(
     opened = _open(files, start, stop, errors, on_bytes, on_hash)
     for file in opened:
         if file.kind not in TABULAR_SUFFIXES:
-            raise InputError(f"{str(file.path)!r} is plain text; records need jsonl, csv, tsv or parquet.")
+            raise InputError(f"{str(file.path)!r} is plain text; records need jsonl, csv, tsv, parquet or arrow.")
     for file in opened:
         for index, (line, values) in enumerate(rows(file, columns, MAX_CHUNK_BYTES)):
             found = True
@@ -273,8 +280,8 @@ def read_parallel(
             counts, longer = [index, index], 1 - pair.index(None)
             counts[longer] += 1 + sum(1 for _ in sides[longer])
             raise InputError(
-                f"{str(left)!r} has {counts[0]} lines, but {str(right)!r} has {counts[1]}; line n of one must belong "
-                "to line n of the other."
+                f"{str(left)!r} has {counts[0]} lines, but {str(right)!r} has {counts[1]}, from line {index + 1} on "
+                "alone; line n of one must belong to line n of the other."
             )
         if (0, index) >= start:
             yield Record(tuple(line.removesuffix(b"\r").decode() for line in pair), 0, index)
@@ -300,12 +307,10 @@ def _open(
     opened = []
     for index, path in enumerate(files):
         kind, compression = _suffixes(path.name)
-        if kind == ".json":
-            raise InputError(f"{str(path)!r} is one JSON value; write it as jsonl, one object a line.")
-        if kind == ".parquet" and compression:
-            raise InputError(f"{str(path)!r} is Parquet, which has its own compression; decompress it.")
-        if kind == ".parquet":
-            extra_module("pyarrow", "parquet")
+        if kind in COLUMNAR and compression:
+            raise InputError(f"{str(path)!r} is {COLUMNAR[kind]}, which has its own compression; decompress it.")
+        if kind in COLUMNAR:
+            extra_module("pyarrow", "parquet", kind[1:])
         if compression == ".zst":
             extra_module("zstandard", "zstd")
         if start[0] <= index and (stop is None or index < stop):

@@ -153,12 +153,25 @@ def read_errors(path: Path) -> Iterator[None]:
         ) from None
 
 
-def extra_module(module: str, extra: str) -> Any:  # noqa: ANN401 - a module that may not be installed
-    """Import a library that an extra of the package installs."""
+def place(path: Path, number: int) -> str:
+    """Return where a record is: the line of a file, or the row or object of one that need not have lines.
+
+    >>> place(Path("a.tsv"), 3), place(Path("a.parquet"), 3), place(Path("a.json.gz"), 3)
+    ("line 3 of 'a.tsv'", "row 3 of 'a.parquet'", "object 3 of 'a.json.gz'")
+    """
+    nouns = {".parquet": "row", ".arrow": "row", ".json": "object"}
+    noun = next((nouns[suffix] for suffix in map(str.lower, path.suffixes) if suffix in nouns), "line")
+    return f"{noun} {number} of {str(path)!r}"
+
+
+def extra_module(module: str, extra: str, files: str = "") -> Any:  # noqa: ANN401 - a module that may not be installed
+    """Import a library that an extra of the package installs, to read `files`; if not given, they have its name."""
     try:
         return importlib.import_module(module)
     except ImportError:
-        raise InputError(f"{extra} files need {module}; install it with pip install 'glasshouse[{extra}]'.") from None
+        raise InputError(
+            f"{files or extra} files need {module}; install it with pip install 'glasshouse[{extra}]'."
+        ) from None
 
 
 def too_long(where: str, max_bytes: int) -> InputError:

@@ -1,23 +1,21 @@
-"""Rows of JSON Lines, CSV, TSV and Parquet files: the values of the requested columns."""
+"""Rows of tabular files, the values of the requested columns: JSON, CSV and TSV, and what `columnar` reads."""
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from glasshouse.config import did_you_mean
-from glasshouse.errors import GlasshouseError, InputError
-from glasshouse.text.sources.file import BLOCK, SourceFile, extra_module, not_utf8, read_errors, too_long
+from glasshouse.errors import InputError
+from glasshouse.text.sources import columnar
+from glasshouse.text.sources.column_names import nested_names, nested_value, no_column
+from glasshouse.text.sources.file import SourceFile, place, too_long
+from glasshouse.text.sources.json_values import json_values
 
-TABULAR_SUFFIXES = (".jsonl", ".ndjson", ".csv", ".tsv", ".parquet")
+TABULAR_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *columnar.SUFFIXES)
 _ROW = 2**26  # bytes of a row that is a document, which is then chunked; JSON and CSV rows are parsed whole
-_NAMES = 100  # column names that an error compares
-_ROWS = 64  # rows of a Parquet file decoded at a time
 # JSON escapes: a surrogate pair, a lone surrogate (the group), or any other.
 _LONE = re.compile(r"(?as)\\(?:u(?i:d[89ab][\da-f]{2})\\u(?i:d[c-f][\da-f]{2})|(u(?i:d[89a-f][\da-f]{2}))|.)")
 
@@ -37,47 +35,54 @@ def texts(file: SourceFile, column: str) -> Iterator[tuple[bytes, bool]]:
 def rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
     """Yield the line or row number, for error messages, and the values of the columns.
 
-    A row (in Parquet, a value) longer than `max_bytes` is refused.
+    A row (in Parquet and Arrow, a value) longer than `max_bytes` is refused. `translation.de` is a field of a column,
+    and numbers are the columns of a CSV or TSV file without a header, from 1.
     """
-    if file.kind == ".parquet":
-        return _parquet_rows(file, columns, max_bytes)
+    if file.kind in columnar.SUFFIXES:
+        return columnar.rows(file, columns, max_bytes)
     if file.kind in (".csv", ".tsv"):
         return _csv_rows(file, columns, max_bytes)
     return _json_rows(file, columns, max_bytes)
 
 
 def columns(file: SourceFile) -> list[str]:
-    """Return the column names: from the header, the schema, or the first JSON object.
+    """Return the column names, with those of fields: from the header, the schema, or the first JSON object.
 
     Empty if they cannot be read; reading the rows then raises the error.
     """
     try:
-        if file.kind == ".parquet":
-            with extra_module("pyarrow.parquet", "parquet").ParquetFile(file.path) as opened:
-                return list(opened.schema_arrow.names)
+        if file.kind in columnar.SUFFIXES:
+            return columnar.column_names(file)
         if file.kind in (".csv", ".tsv"):
             rows = csv.reader(_CsvLines(file, _ROW), delimiter="\t" if file.kind == ".tsv" else ",", strict=True)
             return next(filter(None, rows), [])
-        line = next((line for line in file.lines(_ROW) if line.strip()), b"{}")
-        first = json.loads(line)
-        return list(first) if isinstance(first, dict) else []
+        first = json.loads(next(_json_texts(file, _ROW))[1])
+        return [*nested_names(first)] if isinstance(first, dict) else []
     except Exception:  # from several libraries
         return []
 
 
 def _where(file: SourceFile, number: int) -> str:
-    return f"{'row' if file.kind == '.parquet' else 'line'} {number} of {str(file.path)!r}"
+    return place(file.path, number)
 
 
 def _json_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    for number, line in enumerate(file.lines(max_bytes), 1):
-        if not line.strip():
-            continue
-        value = _json_value(file, number, line.decode())
+    for number, text in _json_texts(file, max_bytes):
+        value = _json_value(file, number, text)
         if not isinstance(value, dict):
             raise InputError(f"{_where(file, number)} is not a JSON object in {{}}; fix it.")
-        _require_all(columns, value, _where(file, number))
-        yield number, tuple(value[column] for column in columns)
+        try:
+            values = tuple(nested_value(value, column) for column in columns)
+        except KeyError as missing:
+            raise no_column(_where(file, number), missing.args[0], nested_names(value)) from None
+        yield number, values
+
+
+def _json_texts(file: SourceFile, max_bytes: int) -> Iterator[tuple[int, str]]:
+    """Yield the number and the text of each value: of the lines that are not empty, or of what a .json file holds."""
+    if file.kind == ".json":
+        return json_values(file, max_bytes)
+    return ((number, line.decode()) for number, line in enumerate(file.lines(max_bytes), 1) if line.strip())
 
 
 def _json_value(file: SourceFile, number: int, line: str) -> Any:  # noqa: ANN401 - any JSON value
@@ -103,19 +108,15 @@ def _csv_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Itera
     delimiter = "\t" if file.kind == ".tsv" else ","
     lines = _CsvLines(file, max_bytes)
     reader = csv.reader(lines, delimiter=delimiter, strict=True)
-    number, header, indices = 1, list[str](), list[int]()
+    number, indices, width = 1, list[int](), 0
     try:
         for row in reader:
-            if row and not header:
-                _require_all(columns, row, repr(str(file.path)))
-                for column in columns:
-                    if (times := row.count(column)) > 1:
-                        raise InputError(
-                            f"{_where(file, number)} names the column {column!r} {times} times; rename the others."
-                        )
-                header, indices = row, [row.index(column) for column in columns]
-            elif row and len(row) != len(header):
-                cells = f"{len(row)} cells, but the header has {len(header)}"
+            if row and not width:
+                indices, width = _cells(file, row, columns, number), len(row)
+                if numbered(columns):
+                    yield number, tuple(row[index] for index in indices)
+            elif row and len(row) != width:
+                cells = f"{len(row)} cells, but the {'first line' if numbered(columns) else 'header'} has {width}"
                 raise InputError(f"{_where(file, number)} has {cells}; fix it.")
             elif row:
                 yield number, tuple(row[index] for index in indices)
@@ -123,6 +124,35 @@ def _csv_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Itera
     except csv.Error as error:
         reason = str(error).partition(" - ")[0]
         raise InputError(f"{_where(file, number)} is not valid {file.kind[1:]} ({reason}); fix it.") from None
+
+
+def numbered(columns: Sequence[str]) -> bool:
+    """Return whether these are numbers of columns, counted from 1, of a file without a header.
+
+    >>> numbered(["1", "2"]), numbered(["de", "en"]), numbered(["0"])
+    (True, False, False)
+    """
+    return all(column.isdecimal() and column.isascii() and column[0] != "0" for column in columns)
+
+
+def _cells(file: SourceFile, first: list[str], columns: Sequence[str], number: int) -> list[int]:
+    """Return which cells of a row the columns are, by the first row: a header, or what tells how many there are."""
+    where = _where(file, number)
+    if not numbered(columns):
+        for column in columns:
+            if column not in first:
+                raise no_column(repr(str(file.path)), column, first, "; without a header, columns are numbers: 1,2.")
+            if (times := first.count(column)) > 1:
+                raise InputError(f"{where} names the column {column!r} {times} times; rename the others.")
+        return [first.index(column) for column in columns]
+    if set(columns) <= set(first):
+        raise InputError(
+            f"{where} has the cells {', '.join(columns)}, which may be names of columns or data, as numbers are the "
+            "columns of a file without a header; give it a header of other names."
+        )
+    if highest := next((column for column in columns if int(column) > len(first)), None):
+        raise InputError(f"{where} has {len(first)} cells, so there is no column {highest}; name those that it has.")
+    return [int(column) - 1 for column in columns]
 
 
 class _CsvLines:
@@ -139,80 +169,3 @@ class _CsvLines:
             if self.size > self.max_bytes:
                 raise too_long(f"the row that ends after {_where(self.file, number)}", self.max_bytes)
             yield line.decode() + "\n"
-
-
-def _parquet_rows(file: SourceFile, columns: Sequence[str], max_bytes: int) -> Iterator[tuple[int, tuple[Any, ...]]]:
-    with read_errors(file.path):
-        size, reported, number = file.path.stat().st_size, 0, 0
-    for batch, share in _parquet_columns(file, columns, max_bytes):
-        for values in zip(*batch, strict=True):
-            number += 1
-            yield number, values
-        if file.on_bytes:
-            file.on_bytes(int(share * size) - reported)
-        reported = int(share * size)
-    if file.on_bytes and reported < size:
-        file.on_bytes(size - reported)  # there were no rows
-    if file.on_hash:
-        with read_errors(file.path), file.path.open("rb") as opened:
-            file.on_hash(file.index, size, hashlib.file_digest(opened, "sha256").hexdigest())
-
-
-def _parquet_columns(
-    file: SourceFile, columns: Sequence[str], max_bytes: int
-) -> Iterator[tuple[list[list[Any]], float]]:
-    """Yield the columns of a few rows at a time, and the fraction of rows read so far."""
-    done = 0
-    try:
-        with extra_module("pyarrow.parquet", "parquet").ParquetFile(file.path, buffer_size=BLOCK) as opened:
-            _require_all(columns, opened.schema_arrow.names, repr(str(file.path)))
-            for group in range(opened.num_row_groups):
-                metadata = opened.metadata.row_group(group)
-                count = max(1, min(_ROWS, _ROW * metadata.num_rows // max(1, metadata.total_byte_size)))
-                for batch in opened.iter_batches(count, row_groups=[group], columns=list(columns)):
-                    values = [_parquet_values(file, batch.column(column), done, max_bytes) for column in columns]
-                    done += batch.num_rows
-                    yield values, done / opened.metadata.num_rows
-    except GlasshouseError:
-        raise
-    except Exception as error:  # pyarrow raises many types for a corrupt file
-        if isinstance(error, OSError) and error.errno:  # from the operating system
-            with read_errors(file.path):
-                raise
-        reason = str(error).partition("\n")[0]
-        raise InputError(f"{str(file.path)!r} is not a valid Parquet file ({reason}); download it again.") from None
-
-
-def _parquet_values(file: SourceFile, column: Any, done: int, max_bytes: int) -> list[Any]:  # noqa: ANN401 - a pyarrow array
-    if str(column.type).startswith("dictionary"):
-        return _dictionary_values(file, column, done, max_bytes)
-    if str(column.type) not in ("string", "large_string", "string_view"):
-        return column.to_pylist()
-    values = column.cast("large_binary").to_pylist()  # pyarrow has not validated them as UTF-8
-    for at, value in enumerate(values):
-        if value is not None and len(value) > max_bytes:
-            raise too_long(_where(file, done + at + 1), max_bytes)
-        try:
-            values[at] = value if value is None else value.decode(errors=file.errors)
-        except UnicodeDecodeError as error:
-            raise not_utf8(_where(file, done + at + 1), error.start) from None
-    return values
-
-
-def _dictionary_values(file: SourceFile, column: Any, done: int, max_bytes: int) -> list[Any]:  # noqa: ANN401
-    """Decode a dictionary-encoded column, each distinct value once: a repeated value of megabytes shares memory."""
-    decoded: dict[int | None, Any] = {None: None}
-    indices = column.indices.to_pylist()
-    for at, index in enumerate(indices):
-        if index not in decoded:
-            (decoded[index],) = _parquet_values(file, column.dictionary[index : index + 1], done + at, max_bytes)
-    return [decoded[index] for index in indices]
-
-
-def _require_all(columns: Iterable[str], known: Collection[str], where: str) -> None:
-    for column in columns:
-        if column not in known:
-            some = [*islice(known, _NAMES)]  # comparing with millions would take hours
-            advice = did_you_mean(column, some)
-            listed = f" (it has {', '.join(some)})" if advice.startswith("did") else ""
-            raise InputError(f"{where} has no column {column!r}{listed}; {advice}")

@@ -226,6 +226,11 @@ def describe(trainer: Trainer) -> list[str]:
         f"model    {s.kind}, {_count(s.n_layers, 'layer')}, d_model {s.d_model}, {_count(s.n_heads, 'head')}"
         f"{source}: {total:,} parameters{of_which}",
         f"tokens   {describe_tokens(datasets)}{longer}",
+        *(
+            f"source   {one.path}: {_count(one.n_items, 'item')}, {_count(one.weight, 'time')} an epoch, "
+            f"{number * one.weight:,.2f} times in the run"
+            for one in getattr(datasets, "sources", ())
+        ),
         f"device   {named}, {str(trainer.train_step.precision).removeprefix('torch.')}"
         f"{' and fp8' if run.train.precision == 'fp8' else ''}"
         f"{describe_execution(trainer.train_step, trainer.objective)}",

@@ -12,7 +12,7 @@ from rich import filesize
 from glasshouse import data, store
 from glasshouse.data.builtin import is_builtin
 from glasshouse.data.corpus import MANIFEST, Corpus, Kind, train_size, validation_mask
-from glasshouse.data.dataset_reader import DatasetReader, open_reader
+from glasshouse.data.dataset_reader import DatasetReader, file_name, open_reader
 from glasshouse.data.preparation import TEMPLATED
 from glasshouse.errors import InputError
 from glasshouse.hub.model_folder import TOKENIZER
@@ -26,16 +26,28 @@ SHOWN = 5  # file suffixes that are listed
 
 
 @dataclass(frozen=True)
+class WeightedSource:
+    """One of the paths of the training set, and how often an epoch reads its items."""
+
+    path: str
+    weight: int
+    n_items: int  # of the training set, each counted once
+
+
+@dataclass(frozen=True)
 class Datasets:
-    """A tokenizer, the training set and the validation set."""
+    """A tokenizer, the training set and the validation set; `sources` are those that have weights."""
 
     tok: Tokenizer
     train: Corpus
     validation: Corpus
+    sources: tuple[WeightedSource, ...] = ()
 
 
 def prepare_datasets(choice: Data, folder: Path, known: Tokenizer | None, progress: ProgressCallback) -> Datasets:
     """Prepare the datasets of a run, or find them in its folder; `known` is a tokenizer that the model has."""
+    if choice.weights and (is_builtin(choice.path) or _is_prepared(choice.path)):
+        raise InputError(f"data.weights is {choice.weights}, but {choice.path[0]!r} is one source; leave it out.")
     tok = _tokenizer(choice, folder / "tokenizer", known, progress)
     train = _corpus(choice, choice.path, "train", tok, folder / "data" / "train", progress)
     if choice.validation:
@@ -55,7 +67,29 @@ def prepare_datasets(choice: Data, folder: Path, known: Tokenizer | None, progre
         )
     if train.kind in TEMPLATED and tok.chat_template is None:  # which the prepared conversations have
         tok = train.tokenizer
-    return Datasets(tok, train, validation)
+    if not choice.weights:
+        return Datasets(tok, train, validation)
+    names = _source_names(choice, train)
+    weights = {name: weight for some, weight in zip(names, choice.weights, strict=True) for name in some}
+    counts = train.items_by_source()
+    weighted = tuple(
+        WeightedSource(path, weight, sum(counts[name] for name in some))
+        for path, weight, some in zip(choice.path, choice.weights, names, strict=True)
+    )
+    return Datasets(tok, train.weighted(weights), validation, weighted)
+
+
+def _source_names(choice: Data, train: Corpus) -> list[list[str]]:
+    """Return the names of the files of each path, of which none may be in two."""
+    if train.kind == "pairs" and not train.manifest["columns"]:
+        raise InputError(
+            f"data.weights is {choice.weights}, but {' and '.join(choice.path)} are one source, as they are aligned; "
+            "leave it out."
+        )
+    names = [list(map(file_name, sources.find_files(path))) for path in choice.path]
+    if twice := [name for name, count in Counter(name for some in names for name in some).items() if count > 1]:
+        raise InputError(f"{twice[0]!r} is in two of data.path, which have a weight each; name it in one.")
+    return names
 
 
 def open_datasets(choice: Data, folder: Path) -> tuple[Corpus, Corpus]:
