@@ -24,6 +24,7 @@ from glasshouse import hints, registry
 from glasshouse.errors import ConfigError
 
 T = TypeVar("T")
+LISTED = 24  # names, at most, where a name is unknown
 
 JsonDict = dict[str, Any]
 
@@ -318,10 +319,15 @@ def _parse_dataclass(target: Any, value: object, where: str) -> object:  # noqa:
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """Suggest the nearest known name, or list all of them."""
+    """Suggest the nearest known name, or list them, up to so many.
+
+    >>> did_you_mean("colour", ["size", "depth"]), did_you_mean("dept", ["size", "depth"])
+    ('it has size, depth.', 'did you mean depth?')
+    """
     known = list(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean {close[0]}?" if close else f"it has {', '.join(known) or 'none'}."
+    more = f" and {len(known) - LISTED} more" * (len(known) > LISTED)
+    return f"did you mean {close[0]}?" if close else f"it has {', '.join(known[:LISTED]) or 'none'}{more}."
 
 
 def _listed(values: Iterable[object]) -> str:

@@ -81,7 +81,8 @@ class Attention(MultiHeadAttention):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply self-attention to x [B, S, D]."""
         q, k, v = (split_heads(project(x), self.d_head) for project in (self.query, self.key, self.value))
-        return self.out(merge_heads(self.attend_heads(q, k, self.value_embedding(v, x, ctx), ctx)))
+        v = self.value_embedding(v, x, ctx)
+        return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """Normalise and rotate q and k, update the cache, and attend; q is [B, H, S, d]."""
@@ -116,7 +117,8 @@ class FusedQKVAttention(Attention):
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
         """Apply self-attention to x [B, S, D]."""
         q, k, v = (split_heads(one, self.d_head) for one in self.project(x))
-        return self.out(merge_heads(self.attend_heads(q, k, self.value_embedding(v, x, ctx), ctx)))
+        v = self.value_embedding(v, x, ctx)
+        return self.out(merge_heads(self.attend_heads(q, k, v, ctx)))
 
 
 class ProjectionNorm(nn.Module):

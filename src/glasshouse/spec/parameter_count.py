@@ -40,7 +40,7 @@ def count_by_arithmetic(spec: Spec) -> int:
 def _stack(s: TransformerSpec, n_layers: int, *, cross: bool = False) -> int:
     norms = (3 if cross else 2) * (2 if s.norm_placement == "sandwich" else 1)
     block = (2 if cross else 1) * _attention(s) + _feedforward(s) + norms * _norm(s, s.d_model)
-    values = sum(map(s.has_value_embedding, range(n_layers))) * _value_embedding(s)
+    values = s.value_embeddings * (n_layers // 2) * _value_embedding(s)  # a loop would take minutes for absurd depths
     return _positions(s) + n_layers * block + values + (s.embed_norm + s.final_norm) * _norm(s, s.d_model)
 
 
