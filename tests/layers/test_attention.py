@@ -55,7 +55,7 @@ def test_value_embeddings_are_added_to_the_values_of_every_second_layer() -> Non
     attention, x, (_, _, v, _) = run_attention(value_embeddings=True, n_layers=4, n_kv_heads=2)
     added, plain = attention.value_embedding, x @ attention.value.weight.T
     for row, position, head in itertools.product(range(2), range(6), range(2)):
-        gate = 2 / (1 + math.exp(-float(added.gate.weight[head] @ x[row, position])))
+        gate = 2 / (1 + math.exp(-(added.gate.weight[head] @ x[row, position]).item()))
         own = added.table.weight[IDS[row, position], 16 * head : 16 * (head + 1)]
         expected = plain[row, position, 16 * head : 16 * (head + 1)] + gate * own
         assert (v[row, head, position] - expected).abs().max() < 1e-12
