@@ -328,7 +328,7 @@ def _train_by_own_clock(rank: int, world_size: int, settings: dict[str, dict[str
     return gh.train(Run.from_dict(settings), progress=False, callbacks=[Tick()]).steps
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_clock_of_the_main_process_decides_for_all(
     settings: dict[str, dict[str, object]], clock: Clock, tmp_path: Path
 ) -> None:
