@@ -187,7 +187,7 @@ def test_a_value_that_is_written_once_is_read_once(tmp_path: Path) -> None:
 
 def test_an_error_looks_at_a_hundred_fields(tmp_path: Path) -> None:
     (tmp_path / "x.jsonl").write_text(json.dumps(dict.fromkeys(map(str, range(10**4)), 0)))
-    with pytest.raises(InputError, match=r"line 1 of '.*' has no column 'text'; it has 0, 1, 2, .*, 23 and 76 more\.$"):
+    with pytest.raises(InputError, match=r"line 1 of '.*' has no column 'text'; it has 0, 1, .*, 23 and 76 more\.$"):
         list(read_chunks([tmp_path / "x.jsonl"]))
 
 
