@@ -76,7 +76,9 @@ def main() -> None:
         "one site of new tokens": [{"record": f"{site}[position=new]"}] * args.requests,
         "one site, prompt too": [{"record": site}] * args.requests,
         "16 probes": [{"probes": tuple(engine.probes)}] * args.requests,
+        "lens of all layers": [{"lens": 5}] * args.requests,
         "steering": [{"steer": {"vector": 1.0}}] * args.requests,
+        "an edit": [{"edits": {f"{site}[position=new]": gh.inspection.scale(0.9)}}] * args.requests,
         "beside": [{"record": f"{site}[position=new]"}, *[plain] * (args.requests - 1)],
     }
     rates: dict[str, list[float]] = {name: [] for name in settings}
