@@ -126,6 +126,16 @@ def test_tokens_are_steered_while_the_scores_stay_above(
     assert changed > 2
 
 
+def test_a_rule_that_fires_in_the_last_step_steers_no_neighbour(engine: gh.Engine) -> None:
+    """The slot of a sequence that needs no further step is another one's by then."""
+    alone = complete(engine, [5, 6], min_new_tokens=NEW)
+    last = Rule("a", -1e9, "steer", consecutive=3, steer={"v": 50.0})
+    short = engine.submit([1, 2], max_new_tokens=4, min_new_tokens=4, rules=last)
+    beside = complete(engine, [5, 6], min_new_tokens=NEW)
+    assert [one.token for one in short.firings] == [2]
+    assert beside.logprobs == pytest.approx(alone.logprobs)
+
+
 def test_a_rule_and_the_scales_of_the_request_add_up(engine: gh.Engine) -> None:
     always = Rule("a", -1e9, "steer", steer={"v": 2.0})
     request = engine.submit([1, 2], max_new_tokens=4, steer={"v": 1.0}, rules=always)
@@ -133,6 +143,16 @@ def test_a_rule_and_the_scales_of_the_request_add_up(engine: gh.Engine) -> None:
     engine.run()
     assert request.steering == {"v": 3.0}
     assert [(one.rule, one.token) for one in request.firings] == [(always, 0)]
+
+
+@pytest.mark.parametrize("site", ["resid_post.1", "k.0", "z.0"])
+def test_a_recording_of_a_withheld_answer_has_its_prompt_alone(engine: gh.Engine, site: str) -> None:
+    refuse = Rule("a", -1e9, "refuse", consecutive=3)
+    done = complete(engine, [1, 2, 3], rules=refuse, record=[site, f"{site}[position=new]"], min_new_tokens=NEW)
+    assert done.finish_reason == "content_filter"
+    assert done.recording is not None
+    assert list(done.recording) == [site]
+    assert done.recording[site].shape[done.recording.axes(site).index("position")] == 3
 
 
 @pytest.mark.parametrize(

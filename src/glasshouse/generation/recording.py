@@ -112,9 +112,9 @@ class RequestRecording:
         if self._result is None:
             self._result = Recording([site.selection for site in self._pieces])
             for site, pieces in self._pieces.items():
-                if pieces:
-                    span = self._span(site)
-                    kept = min(length, span.stop) - span.start
+                span = self._span(site)
+                kept = min(length, span.stop) - span.start  # none of an answer that was withheld
+                if pieces and kept > 0:
                     self._result.put(site.selection, site.join(pieces, kept, self._source_len))
             self._pieces.clear()
         return self._result

@@ -74,7 +74,8 @@ class OutputProcessor:
         rows = sampled.wait()
         if sampled.read is not None:
             for seq in keep_read(seqs, sampled.read):
-                self.runner.steer(seq)
+                if seq in self.slots.running:  # else its last step has run, and its slot may be another one's
+                    self.runner.steer(seq)
         for row, (seq, (tokens, logprobs)) in enumerate(zip(seqs, rows, strict=True)):
             options = seq.request.options
             if options.beams > 1:
