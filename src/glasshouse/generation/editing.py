@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -165,11 +164,3 @@ def _slot_shape(site: Site, model: Decoder | Seq2Seq) -> tuple[int, ...]:
 
 def _whole(site: Site) -> Selection:
     return Selection(site, (slice(None),) * len(site.axes))
-
-
-def edited_namespace(namespace: str, edits: Sequence[RequestEdit]) -> str:
-    """Return the namespace of a request's cached prefixes: keys and values depend on its edits."""
-    return f"{namespace} edited by request {next(_numbers)}" if edits else namespace
-
-
-_numbers = itertools.count()

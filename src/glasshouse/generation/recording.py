@@ -295,11 +295,11 @@ def site_shape(site: Site, s: spec.Spec) -> tuple[int, ...]:
     return tuple(sizes.get(axis, sys.maxsize) for axis in site.axes)
 
 
-def own_namespace(namespace: str, recording: RequestRecording | None) -> str:
-    """Return the namespace of a request's cached prefixes: one that records its prompt computes all of it."""
-    if recording is None or not recording.of_prompt:
-        return namespace
-    return f"{namespace} recorded for request {next(_numbers)}"
+def own_namespace(namespace: str, recording: RequestRecording | None, edits: Sequence[object]) -> str:
+    """Return the namespace of a request's cached prefixes: its own if its prompt is recorded or it is edited."""
+    if edits or (recording is not None and recording.of_prompt):
+        return f"{namespace} of request {next(_numbers)} alone"
+    return namespace
 
 
 _numbers = itertools.count()

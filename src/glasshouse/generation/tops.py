@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.generation.recording import RecordedSite
-from glasshouse.generation.sampling_params import MOST_TOP as MOST
+from glasshouse.generation.sampling_params import MOST_TOP
 from glasshouse.inspection.inputs.forward_pass import final_stack
 from glasshouse.inspection.sites import Selection, select
 from glasshouse.layers.attend.layout import make_layout
@@ -64,9 +64,9 @@ class Attended:
         """
         (pattern,) = values
         row = pattern[..., -1, :].float()
-        if (missing := MOST - row.shape[-1]) > 0:
+        if (missing := MOST_TOP - row.shape[-1]) > 0:
             row = torch.nn.functional.pad(row, (0, missing))
-        return pack(row.topk(MOST))
+        return pack(row.topk(MOST_TOP))
 
 
 def pack(top: torch.return_types.topk) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from glasshouse.errors import InputError, check_count
 from glasshouse.generation.beam.driver import BeamDriver, make_beam_search
-from glasshouse.generation.editing import edited_namespace, request_edits
+from glasshouse.generation.editing import request_edits
 from glasshouse.generation.engine.capacity import check_beams, check_memory, choose_prefill_chunk
 from glasshouse.generation.engine.inference_model import Weights, check_weights, weight_copy_bytes
 from glasshouse.generation.engine.model_runner import ModelRunner
@@ -241,7 +241,7 @@ class Engine:
             recording=recording,
             attended=self._attended(options),
             edits=edits,
-            namespace=edited_namespace(own_namespace(steered_namespace(namespace, options), recording), edits),
+            namespace=own_namespace(steered_namespace(namespace, options), recording, edits),
             constraint=constraint,
         )
         if options.beams > 1:
