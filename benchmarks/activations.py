@@ -31,6 +31,7 @@ Rows = list[list[int]]
 
 def load(name: str, device: str) -> gh.models.Decoder:
     """Return a bundled model, or one of random weights of a preset."""
+    torch.manual_seed(0)  # the call that resumes has the same weights
     if name in gh.presets():
         return gh.build(gh.preset(name), device=device, dtype=torch.bfloat16 if device == "cuda" else None).eval()
     return gh.load(name, device=device)[0].eval()

@@ -91,10 +91,10 @@ def activations(
     with eval_mode(whole), torch.inference_mode(), ThreadPoolExecutor(1, "activations") as writer:
         for number in range(plan.n_shards):
             if not _path(folder, number).exists():
-                tensors = run(plan.shard(number))
+                computed = run(plan.shard(number))
                 if writing is not None:
                     writing.result()  # so that no more than two shards are in memory
-                writing = writer.submit(_write, _path(folder, number), tensors)
+                writing = writer.submit(_write, _path(folder, number), computed)
             if on_progress is not None:
                 on_progress(plan.bounds(number)[1], plan.documents.n_tokens)
         if writing is not None:
@@ -264,10 +264,10 @@ class _Pass:
         self.model, self.names, self.dtype, self.batch_tokens = model, names, dtype, batch_tokens
         self.device = model.token_embedding.table.weight.device
 
-    def __call__(self, shard: _Shard) -> dict[str, Tensor]:
+    def __call__(self, shard: _Shard) -> _ComputedShard:
         ends = np.cumsum(shard.lengths)
         order = np.argsort(-shard.lengths, kind="stable")
-        found: dict[str, Tensor] = {}
+        result = _ComputedShard(shard, self.dtype)
         at = 0
         while at < len(order):
             width = int(shard.lengths[order[at]])
@@ -278,29 +278,60 @@ class _Pass:
             tokens = ((ends[rows] - lengths)[:, None] + np.arange(width))[real]  # where in the shard each belongs
             ids = np.zeros((len(rows), width), np.int64)
             ids[real] = shard.ids[tokens]
-            self._add(found, ids, lengths, torch.from_numpy(real), torch.from_numpy(tokens), len(shard.ids))
-        for name, values in found.items():
-            if not bool(values.isfinite().all()):
+            padded = None if real.all() else self._on_device(lengths)
+            with record(self.model, *self.names, stop=True) as seen:
+                self.model(self._on_device(ids), lengths=padded)
+            kept = slice(None) if padded is None else self._on_device(np.flatnonzero(real))
+            for name in self.names:
+                values = seen[name].movedim(seen.axes(name).index("position"), 1).flatten(0, 1)
+                result.add(name, values[kept], sum(map(len, result.tokens)))
+            result.tokens.append(tokens)
+        if self.device.type == "cuda":
+            result.copied = torch.cuda.Event()
+            result.copied.record()
+        return result
+
+    def _on_device(self, values: Ints) -> Tensor:
+        tensor = torch.from_numpy(values)
+        return tensor.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else tensor
+
+
+class _ComputedShard:
+    """The activations of a shard in the order of its batches, which a GPU may still compute and copy."""
+
+    def __init__(self, shard: _Shard, dtype: torch.dtype) -> None:
+        self._shard, self._dtype = shard, dtype
+        self._values: dict[str, Tensor] = {}  # [tokens, ...]
+        self._finite: dict[str, list[Tensor]] = {}
+        self.tokens: list[Ints] = []  # of each batch, where in the shard its tokens belong
+        self.copied: torch.cuda.Event | None = None
+
+    def add(self, name: str, values: Tensor, at: int) -> None:
+        """Copy the activations of a batch, without waiting for a GPU."""
+        if name not in self._values:
+            shape = (len(self._shard.ids), *values.shape[1:])
+            self._values[name] = torch.empty(shape, dtype=self._dtype, pin_memory=values.is_cuda)
+        values = values.to(self._dtype)
+        self._finite.setdefault(name, []).append(values.isfinite().all())
+        self._values[name][at : at + len(values)].copy_(values, non_blocking=True)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors of the shard in the order of its tokens, once they are there."""
+        if self.copied is not None:
+            self.copied.synchronize()
+        for name, finite in self._finite.items():
+            if not all(map(bool, finite)):
                 raise InputError(
-                    f"the activations at {name} have NaN, or numbers beyond {self.dtype}; choose "
+                    f"the activations at {name} have NaN, or numbers beyond {self._dtype}; choose "
                     "dtype='bfloat16', or check the model's weights."
                 )
-        tokens_of = (torch.from_numpy(one) for one in (shard.ids, shard.documents, shard.positions))
-        return {**dict(zip(TOKENS, tokens_of, strict=True)), **found}
-
-    def _add(
-        self, found: dict[str, Tensor], ids: Ints, lengths: Ints, real: Tensor, tokens: Tensor, count: int
-    ) -> None:
-        """Run one batch, and put its activations where they belong among those of the shard."""
-        padded = None if bool(real.all()) else torch.from_numpy(lengths).to(self.device)
-        with record(self.model, *self.names, stop=True) as seen:
-            self.model(torch.from_numpy(ids).to(self.device), lengths=padded)
-        for name in self.names:
-            values = seen[name].movedim(seen.axes(name).index("position"), 1)
-            kept = values[real.to(values.device)].to(self.dtype).cpu()
-            if name not in found:
-                found[name] = torch.empty(count, *kept.shape[1:], dtype=self.dtype)
-            found[name][tokens] = kept
+        shard, places = self._shard, np.concatenate(self.tokens)
+        rows = shard.ids, shard.documents, shard.positions
+        found = {name: torch.from_numpy(row) for name, row in zip(TOKENS, rows, strict=True)}
+        if (np.diff(places) == 1).all():
+            return found | self._values
+        order = torch.from_numpy(np.argsort(places))
+        return found | {name: values[order] for name, values in self._values.items()}
 
 
 def _selections(model: Encoder | Decoder, names: str | Sequence[str]) -> list[Selection]:
@@ -362,8 +393,8 @@ def _path(folder: Path, number: int) -> Path:
     return folder / f"{number:05}.safetensors"
 
 
-def _write(path: Path, tensors: dict[str, Tensor]) -> None:
+def _write(path: Path, computed: _ComputedShard) -> None:
     """Write a shard, so that it is there whole or not at all."""
     temporary = path.with_suffix(".part")
-    store.write_tensors(temporary, tensors)
+    store.write_tensors(temporary, computed.tensors())
     temporary.replace(path)

@@ -27,6 +27,7 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.errors import InputError
 from glasshouse.generation import PromptLookup, SamplingParams
+from glasshouse.generation.engine import recorded_steps
 from glasshouse.generation.engine.inference_model import Weights, prepare_for_inference
 from glasshouse.inspection import Recording, sites
 from glasshouse.layers.attend import decode as decode_attention
@@ -275,6 +276,36 @@ def test_single_and_duplicate_site_names() -> None:
     assert list(two.recording) == ["resid_post.0", "resid_post.1"]
     assert one == two  # recordings are not compared
     assert_near(one.recording["resid_post.1"], two.recording["resid_post.1"])
+
+
+@pytest.mark.parametrize("limit", ["MOST_STEPS", "MOST_BYTES", "none"])
+@pytest.mark.parametrize("kind", ["learned", "grouped"])
+def test_steps_that_are_held_and_handed_over_together(kind: str, limit: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sites without keys, so steps are held: until there are several, until others decode, or until a result."""
+    if limit != "none":
+        monkeypatch.setattr(recorded_steps, limit, {"MOST_STEPS": 4, "MOST_BYTES": 20_000}[limit])
+    model, prompts = build(kind), ragged(4, 12)
+    names = [name for name, site in sites(model).items() if "position" in site.axes]
+    engine = gh.Engine(model, slots=3, max_len=MAX_LEN, prefill_chunk=MAX_LEN)
+    spans = ["", "[position=new]", "[position=prompt]"]
+    asked = [[f"{name}{spans[i % 3]}" for name in names] if i % 4 in (0, 3) else [] for i in range(len(prompts))]
+    requests = [
+        engine.submit(prompt, max_new_tokens=3 + 5 * i % 13, record=record)
+        for i, (prompt, record) in enumerate(zip(prompts, asked, strict=True))
+    ]
+    engine.run()
+    for i, (prompt, record, request) in enumerate(zip(prompts, asked, requests, strict=True)):
+        [done] = request.completions()
+        if not record:
+            assert done.recording is None
+            continue
+        assert done.recording is not None
+        length, count = len(prompt), len(done.ids) - (done.finish_reason != "stop")
+        plain = record_plain(model, prompt, done.ids, length + count, names)
+        for name in names:
+            start, size = [(0, length + count), (length, count), (0, length)][i % 3]
+            whole = plain[name][0].narrow(plain.axes(name).index("position") - 1, start, size)
+            assert_near(done.recording[f"{name}{spans[i % 3]}"], whole, name)
 
 
 def test_tokens_after_a_stop_string_are_not_recorded() -> None:

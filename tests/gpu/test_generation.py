@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 import glasshouse as gh
 from glasshouse.generation.engine.prefill import Prefill
-from glasshouse.generation.sampling.logits_kernels import argmax, token_logprobs
+from glasshouse.generation.sampling.logits_kernels import argmax, token_logprobs, top_logprobs
 from glasshouse.layers.attend import decode as decode_attention
 from glasshouse.layers.linear.matvec import make_matvec_linear
 
@@ -119,6 +119,22 @@ def assert_most_probable(
             logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].float().cpu(), atol=1e-3
         )
         assert request.finish_reason == "stop" or len(request.ids) == request.limit
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "width", "k"), [(1, 7, 7), (3, 1023, 20), (64, 1025, 5), (5, 50_257, 20)])
+def test_top_logprobs_equal_torch(dtype: torch.dtype, rows: int, width: int, k: int) -> None:
+    """Distinct logits, some of them next to each other; a row of a wider tensor."""
+    order = torch.stack([torch.randperm(width, device="cuda") for _ in range(rows)])
+    wide = torch.zeros(rows, width + 3, device="cuda", dtype=dtype)
+    wide[:, :width] = (order < 128) * order / 8 - 20.0  # 128 distinct values in either dtype, and one for the rest
+    logits = wide[:, :width]
+    logits[:, width // 2 :: 11] -= 3.0
+    expected, _ = logits.double().log_softmax(-1).topk(k)
+    values, ids = top_logprobs(logits, k)
+    torch.testing.assert_close(values.double(), expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(logits.double().log_softmax(-1).gather(1, ids), expected, rtol=0, atol=1e-5)
+    assert all(len(set(row)) == k for row in ids.tolist())
 
 
 @pytest.mark.parametrize("settings", SETTINGS)

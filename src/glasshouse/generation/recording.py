@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -73,7 +73,12 @@ class RequestRecording:
     def __init__(self, sites: Sequence[RecordedSite], prompt_len: int, source_len: int) -> None:
         self._prompt_len, self._source_len = prompt_len, source_len
         self._pieces: dict[RecordedSite, list[Tensor]] = {site: [] for site in sites}
+        each = {site.name: site for site in sites if site.per_token}
+        self._of_prompt = {name: site for name, site in each.items() if site.selection.span != "new"}
+        self._of_new = {name: site for name, site in each.items() if site.selection.span != "prompt"}
+        self._of_one_pass = [site for site in sites if not (site.per_token or site.of_encoder)]
         self._result: Recording | None = None
+        self.on_result: Callable[[], None] | None = None  # called before the result is made: hands over what is held
 
     @property
     def of_prompt(self) -> bool:
@@ -95,11 +100,20 @@ class RequestRecording:
 
     def of_pass(self, start: int) -> dict[str, RecordedSite]:
         """Return the sites to read in a pass of the decoder whose first token is at a position, by name."""
-        return {
-            site.name: site
-            for site, pieces in self._pieces.items()
-            if not site.of_encoder and (start in self._span(site) if site.per_token else not pieces)
-        }
+        found = self._of_prompt if start < self._prompt_len else self._of_new
+        return found | {site.name: site for site in self._of_one_pass if not self._pieces.get(site)}
+
+    def add_steps(self, name: str, value: Tensor, start: int, count: int) -> None:
+        """Keep the values of this sequence in decode steps, the first of whose tokens is at position `start`."""
+        for found, span in (
+            (self._of_prompt, range(start, min(start + count, self._prompt_len))),
+            (self._of_new, range(max(start, self._prompt_len), start + count)),
+        ):
+            if span and (site := found.get(name)) is not None:
+                self.add(site, value.narrow(site.seq_dim, span.start - start, len(span)), span.start, len(span))
+        for site in self._of_one_pass:
+            if site.name == name and not self._pieces.get(site):
+                self.add(site, value, start, count)
 
     def add(self, site: RecordedSite, value: Tensor, start: int, count: int) -> None:
         """Keep the values of this sequence in a forward pass, whose new tokens start at position `start`."""
@@ -110,6 +124,9 @@ class RequestRecording:
     def result(self, length: int) -> Recording:
         """Return the recording of a finished request, by position, up to position `length`."""
         if self._result is None:
+            if self.on_result is not None:
+                self.on_result()
+                self.on_result = None
             self._result = Recording([site.selection for site in self._pieces])
             for site, pieces in self._pieces.items():
                 span = self._span(site)
@@ -149,6 +166,8 @@ class RecordedSite:
         self.of_encoder = site.name.startswith("encoder.")
         # Values of the encoder or its output are complete in one pass; elsewhere each pass adds positions.
         self.per_token = not self.of_encoder and not (self.crosses and self.from_cache)
+        # Values of several steps may be concatenated: pairs have more keys in each.
+        self.joins_steps = self.per_token and not self.pairs
 
     def in_pass(self, model: Decoder | Seq2Seq) -> list[Selection]:
         """Return the selection for a forward pass of the inference copy, for the whole batch."""
@@ -186,13 +205,17 @@ class RecordedSite:
 
     def join(self, pieces: list[Tensor], length: int, source_len: int) -> Tensor:
         """Concatenate the pieces, up to `length` tokens."""
-        sizes = [piece.shape[self.seq_dim] for piece in pieces]
-        extra = sum(sizes) - length
-        if self.per_token and extra > 0:  # tokens after a stop, one per pass
-            pieces, sizes = pieces[:-extra], sizes[:-extra]
+        if self.per_token:  # those after a stop are left out
+            ends = itertools.accumulate(piece.shape[self.seq_dim] for piece in pieces)
+            pieces = [
+                piece.narrow(self.seq_dim, 0, piece.shape[self.seq_dim] - max(end - length, 0))
+                for piece, end in zip(pieces, ends, strict=True)
+                if end - piece.shape[self.seq_dim] < length
+            ]
         if not self.pairs:
             return torch.cat(pieces, self.seq_dim)
         n_keys = 1 if self.one_key else pieces[-1].shape[-1]
+        sizes = [piece.shape[self.seq_dim] for piece in pieces]
         # Causal: a query does not attend to later keys.
         hidden = 0.0 if self.selection.site.hook_point == "pattern" else -math.inf
         joined = pieces[0].new_full((*pieces[0].shape[:-2], sum(sizes), n_keys), hidden)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.generation.recording import RecordedSite
+from glasshouse.generation.sampling.logits_kernels import top_logprobs
 from glasshouse.generation.sampling_params import MOST_TOP
 from glasshouse.inspection.inputs.forward_pass import final_stack
 from glasshouse.inspection.sites import Selection, select
@@ -41,10 +42,11 @@ class LensReading:
         """Return probabilities and tokens [n, layer, rank, 2] of streams [n, 1, D], those of all layers at once."""
         *before, last = (value[:, -1] for value in values)
         # By `forward`, which bypasses hooks: this is not part of the forward pass.
-        vectors = torch.stack([*map(self._norm.forward, before), last], 1)  # [n, layer, D]
+        vectors = torch.cat([self._norm.forward(torch.stack(before, 1)), last[:, None]], 1)  # [n, layer, D]
         layout = make_layout(vectors[..., 0].long())
         logits = self._model.head.forward(vectors, layout, self._model.token_embedding.table.weight)
-        return pack(logits.float().softmax(-1).topk(self._count))
+        logprobs, ids = top_logprobs(logits.flatten(0, 1), self._count)
+        return pack(logprobs.exp(), ids).unflatten(0, vectors.shape[:2])
 
 
 class Attended:
@@ -66,12 +68,12 @@ class Attended:
         row = pattern[..., -1, :].float()
         if (missing := MOST_TOP - row.shape[-1]) > 0:
             row = torch.nn.functional.pad(row, (0, missing))
-        return pack(row.topk(MOST_TOP))
+        return pack(*row.topk(MOST_TOP))
 
 
-def pack(top: torch.return_types.topk) -> Tensor:
+def pack(values: Tensor, indices: Tensor) -> Tensor:
     """Return values and indices as one tensor [..., 2]; float32 has every index below 2^24."""
-    return torch.stack([top.values, top.indices.float()], -1)
+    return torch.stack([values.float(), indices.float()], -1)
 
 
 def unpack(packed: list[Tensor]) -> Top:

@@ -42,7 +42,8 @@ class Graphs:
                     tensor.copy_(saved)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # Other threads, such as those of another engine, may allocate and wait meanwhile.
+        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             results = function()
         self._pool = graph.pool()
         return graph, results

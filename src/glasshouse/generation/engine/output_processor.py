@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 from glasshouse.generation.beam.driver import BeamDriver
 from glasshouse.generation.engine.model_runner import ModelRunner
+from glasshouse.generation.engine.recorded_steps import RecordedSteps
 from glasshouse.generation.engine.slots import SequenceState, Slots
 from glasshouse.generation.engine.step import ReadStep, SampledTokens, ScheduledStep, StepOutput
-from glasshouse.generation.recording import ProbedSite, RecordedSite
+from glasshouse.generation.recording import ProbedSite
 from glasshouse.generation.request import Request
 from glasshouse.generation.tops import Attended, LensReading
 
@@ -20,6 +21,7 @@ class OutputProcessor:
 
     def __init__(self, slots: Slots, runner: ModelRunner, beams: BeamDriver) -> None:
         self.slots, self.runner, self.beams = slots, runner, beams
+        self.recorded = RecordedSteps()
         # Steps launched on the device whose tokens the host has not processed yet.
         self.pending: deque[tuple[list[SequenceState], SampledTokens]] = deque()
 
@@ -66,6 +68,7 @@ class OutputProcessor:
         """Release all slots."""
         self.beams.running.clear()
         self.pending.clear()
+        self.recorded.flush()
         self.runner.release_all()
         self.slots.clear()
 
@@ -73,6 +76,7 @@ class OutputProcessor:
         """Hand the tokens of a step to their requests, except those that ended meanwhile."""
         rows = sampled.wait()
         if sampled.read is not None:
+            self.recorded.add(seqs, sampled.read)
             for seq in keep_read(seqs, sampled.read):
                 if seq in self.slots.running:  # else its last step has run, and its slot may be another one's
                     self.runner.steer(seq)
@@ -104,18 +108,13 @@ class OutputProcessor:
 
 
 def keep_read(seqs: Sequence[SequenceState], read: ReadStep) -> list[SequenceState]:
-    """Hand what was read in a decode step to the recordings and scores of requests; return those to steer anew."""
+    """Hand the scores and tops of a decode step to their requests; return those to steer anew."""
     scores: list[dict[str, float]] = [{} for _ in seqs]
     for reading, values in zip(read.readings, read.values, strict=True):
         if isinstance(reading, ProbedSite):
             for row, of_probes in enumerate(values.tolist()):
                 for name in reading.columns.keys() & seqs[row].request.scores.keys():
                     scores[row][name] = of_probes[reading.columns[name]]
-        elif isinstance(reading, RecordedSite):
-            for row, (seq, start) in enumerate(zip(seqs, read.starts, strict=True)):
-                recording = seq.request.recording
-                if recording is not None and (site := recording.of_pass(start).get(reading.name)) is not None:
-                    recording.add(site, values[row], start, 1)
     changed = []
     for seq, start, own in zip(seqs, read.starts, scores, strict=True):
         # The last token of the prompt goes through the first decode step; it is not new.

@@ -10,7 +10,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-BLOCK = 4096  # logits per program
+BLOCK, TOP_BLOCK = 4096, 1024  # logits per program; where the largest are wanted, those of few blocks are sorted
 
 available = importlib.util.find_spec("triton") is not None  # it comes with torch for CUDA
 
@@ -76,6 +76,8 @@ def top_logprobs(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     >>> top_logprobs(torch.tensor([[0.0, 2.0, 1.0]]), 2)[1]
     tensor([[1, 2]])
     """
+    if _is_supported(logits):
+        return _top_of_blocks(logits, min(k, logits.shape[-1]))
     exact = logits if logits.dtype == torch.float64 else logits.float()
     values, ids = exact.log_softmax(-1).topk(min(k, logits.shape[-1]))
     return values, ids
@@ -87,13 +89,30 @@ def _is_supported(logits: Tensor) -> bool:
 
 def _argmax_and_lse(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Return the argmax and the log-sum-exp of logits [..., V]."""
-    rows = logits.reshape(-1, logits.shape[-1])
+    _, best, lse = _reduce(logits.reshape(-1, logits.shape[-1]), BLOCK)
+    return best.view(logits.shape[:-1]), lse.view(logits.shape[:-1])
+
+
+def _top_of_blocks(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """Return the k largest log-probabilities [n, k] and their ids, which are in the k blocks of largest maxima."""
+    length = logits.shape[-1]
+    block_max, _, lse = _reduce(logits, TOP_BLOCK)
+    blocks = block_max.topk(min(k, block_max.shape[1])).indices
+    ids = (blocks[..., None] * TOP_BLOCK + torch.arange(TOP_BLOCK, device=logits.device)).flatten(1)
+    found = logits.gather(1, ids.clamp(max=length - 1)).float().masked_fill(ids >= length, float("-inf"))
+    values, places = found.topk(k)
+    return values - lse[:, None], ids.gather(1, places)
+
+
+def _reduce(rows: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return each block's maximum [n, V / size] of rows [n, V], and each row's argmax and log-sum-exp [n]."""
     count, length = rows.shape
-    n_blocks = -(-length // BLOCK)
+    n_blocks = -(-length // size)
     block_max, block_sum = rows.new_empty((2, count, n_blocks), dtype=torch.float32)
     block_argmax = rows.new_empty((count, n_blocks), dtype=torch.int32)
     best, lse = rows.new_empty(count, dtype=torch.int64), rows.new_empty(count, dtype=torch.float32)
     blocks = block_max, block_argmax, block_sum
-    _reduce_block[(count, n_blocks)](rows, *blocks, rows.stride(0), length, n_blocks, BLOCK=BLOCK, num_warps=8)
+    warps = max(1, size // 512)
+    _reduce_block[(count, n_blocks)](rows, *blocks, rows.stride(0), length, n_blocks, BLOCK=size, num_warps=warps)
     _combine_blocks[(count,)](*blocks, best, lse, length, n_blocks, PADDED=triton.next_power_of_2(n_blocks))
-    return best.view(logits.shape[:-1]), lse.view(logits.shape[:-1])
+    return block_max, best, lse

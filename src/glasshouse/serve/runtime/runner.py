@@ -91,7 +91,7 @@ class Lane:
         for job in self.active:
             if job.first_token is None and job.request.ids:
                 job.first_token = time.perf_counter()
-            if (piece := _piece(job)) is not None:
+            if (piece := self.piece(job)) is not None:
                 news.append((job, piece))
         finished = [job for job in self.active if job.request.done]
         if finished:
@@ -99,6 +99,17 @@ class Lane:
             for job in finished:
                 self.metrics.finished(job)
         return news
+
+    def piece(self, job: Job) -> Piece | None:
+        """Return what is new for a job; an error fails this one alone."""
+        try:
+            return job.take()
+        except Exception as error:
+            if not isinstance(error, InputError):
+                self._log.exception(error)
+            job.request.finish("cancelled")
+            message = str(error) if isinstance(error, InputError) else "the answer could not be made; see the log."
+            return Piece("", [], [], [], "error", message)
 
     def _retry(self) -> None:
         """Run the jobs of a step that raised again, one at a time: only the one that it was due to fails then."""
@@ -288,7 +299,7 @@ class Runner:
             jobs = [*lane.active, *lane.retries, *(lane.queue.pop() for _ in range(len(lane.queue)))]
             for job in jobs:
                 job.request.finish("cancelled")
-                news += [(job, piece)] if (piece := _piece(job)) is not None else []
+                news += [(job, piece)] if (piece := lane.piece(job)) is not None else []
             lane.engine.close()
             lane.active, lane.cancelled, lane.busy = [], [], False
         self._on_loop(_deliver, news)
@@ -299,14 +310,6 @@ class Runner:
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed
             self._loop.call_soon_threadsafe(work, *args)
-
-
-def _piece(job: Job) -> Piece | None:
-    try:
-        return job.take()
-    except InputError as error:
-        job.request.finish("cancelled")
-        return Piece("", [], [], [], "error", str(error))
 
 
 def _deliver(news: Sequence[tuple[Job, Piece]]) -> None:

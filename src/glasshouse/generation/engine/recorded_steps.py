@@ -1,0 +1,53 @@
+"""Recorded sites of decode steps, handed to their requests many steps at once: one copy for each token is slow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from glasshouse.generation.engine.slots import SequenceState
+from glasshouse.generation.engine.step import ReadStep
+from glasshouse.generation.recording import RecordedSite
+
+MOST_STEPS, MOST_BYTES = 32, 2**26  # that are held, at most
+
+
+class RecordedSteps:
+    """Holds the recorded sites of consecutive steps of the same sequences, until one of their results is wanted."""
+
+    def __init__(self) -> None:
+        self._seqs: list[SequenceState] = []
+        self._starts: list[int] = []  # the position of each sequence's first token that is held
+        self._sites: list[RecordedSite] = []
+        self._values: list[list[Tensor]] = []  # by step and site, [n, ...]
+        self._bytes = 0
+
+    def add(self, seqs: Sequence[SequenceState], read: ReadStep) -> None:
+        """Hold what was recorded in a decode step."""
+        named = dict(zip(read.readings, read.values, strict=True))
+        found = {site: value for site, value in named.items() if isinstance(site, RecordedSite)}
+        if not found:
+            return
+        next_starts = [start + len(self._values) for start in self._starts]
+        if (list(found), list(seqs), read.starts) != (self._sites, self._seqs, next_starts):
+            self.flush()
+            self._seqs, self._starts, self._sites = list(seqs), read.starts, list(found)
+            for seq in seqs:
+                if seq.request.recording is not None:
+                    seq.request.recording.on_result = self.flush
+        self._values.append(list(found.values()))
+        self._bytes += sum(value.nbytes for value in found.values())
+        if not all(site.joins_steps for site in found) or len(self._values) == MOST_STEPS or self._bytes > MOST_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Hand what is held to the recordings of its requests."""
+        steps, self._values, self._bytes = self._values, [], 0
+        for site, *values in zip(self._sites, *steps, strict=True) if steps else ():
+            joined = torch.cat(values, site.seq_dim + 1) if len(values) > 1 else values[0]
+            for seq, start, value in zip(self._seqs, self._starts, joined, strict=True):
+                if seq.request.recording is not None:
+                    seq.request.recording.add_steps(site.name, value, start, len(values))
+        self._seqs, self._starts, self._sites = [], [], []
