@@ -68,31 +68,34 @@ class Reader:
 
 
 class RequestRecording:
-    """The recorded activations of one request, one piece per forward pass until they are joined."""
+    """The recorded activations of one request, of at most so many tokens."""
 
-    def __init__(self, sites: Sequence[RecordedSite], prompt_len: int, source_len: int) -> None:
-        self._prompt_len, self._source_len = prompt_len, source_len
-        self._pieces: dict[RecordedSite, list[Tensor]] = {site: [] for site in sites}
+    def __init__(self, sites: Sequence[RecordedSite], prompt_len: int, max_len: int, source_len: int = 0) -> None:
+        self._prompt_len, self._max_len, self._source_len = prompt_len, max_len, source_len
+        self._sites = list(sites)
         each = {site.name: site for site in sites if site.per_token}
         self._of_prompt = {name: site for name, site in each.items() if site.selection.span != "new"}
         self._of_new = {name: site for name, site in each.items() if site.selection.span != "prompt"}
         self._of_one_pass = [site for site in sites if not (site.per_token or site.of_encoder)]
+        self._values: dict[RecordedSite, Tensor] = {}  # with room for all tokens
+        self._counts: dict[RecordedSite, int] = {}  # the tokens that are there
+        self._pieces: dict[RecordedSite, list[Tensor]] = {}  # of other sites, one per pass
         self._result: Recording | None = None
         self.on_result: Callable[[], None] | None = None  # called before the result is made: hands over what is held
 
     @property
     def of_prompt(self) -> bool:
         """Whether positions of the prompt are recorded."""
-        return any(site.selection.span != "new" for site in self._pieces)
+        return any(site.selection.span != "new" for site in self._sites)
 
     @property
     def of_source(self) -> list[RecordedSite]:
         """The sites to read while the source is encoded."""
-        return [site for site in self._pieces if site.of_encoder]
+        return [site for site in self._sites if site.of_encoder]
 
     def most_bytes(self, length: int) -> int:
         """Return how many bytes the recording has at most, of a sequence of at most `length` tokens."""
-        spans = {site: self._span(site) for site in self._pieces}
+        spans = {site: self._span(site) for site in self._sites}
         return sum(
             site.most_bytes(max(min(length, span.stop) - span.start, 0), length, self._source_len)
             for site, span in spans.items()
@@ -117,9 +120,21 @@ class RequestRecording:
 
     def add(self, site: RecordedSite, value: Tensor, start: int, count: int) -> None:
         """Keep the values of this sequence in a forward pass, whose new tokens start at position `start`."""
-        if self._result is None:
+        if self._result is not None:
+            return
+        piece = site.cut(value, start, count, self._source_len)
+        if not site.joins_steps:
             # A copy: a view would keep the whole batch alive, and keys and values change in the engine's cache.
-            self._pieces[site].append(site.cut(value, start, count, self._source_len).clone())
+            self._pieces.setdefault(site, []).append(piece.clone())
+            return
+        first = self._span(site).start
+        if site not in self._values:
+            shape = list(piece.shape)
+            shape[site.seq_dim] = min(self._span(site).stop, self._max_len) - first
+            with torch.inference_mode(False):
+                self._values[site] = piece.new_empty(shape)
+        self._values[site].narrow(site.seq_dim, start - first, count).copy_(piece)
+        self._counts[site] = start - first + count
 
     def result(self, length: int) -> Recording:
         """Return the recording of a finished request, by position, up to position `length`."""
@@ -127,13 +142,19 @@ class RequestRecording:
             if self.on_result is not None:
                 self.on_result()
                 self.on_result = None
-            self._result = Recording([site.selection for site in self._pieces])
-            for site, pieces in self._pieces.items():
+            self._result = Recording([site.selection for site in self._sites])
+            for site in self._sites:
                 span = self._span(site)
                 kept = min(length, span.stop) - span.start  # none of an answer that was withheld
-                if pieces and kept > 0:
-                    self._result.put(site.selection, site.join(pieces, kept, self._source_len))
-            self._pieces.clear()
+                if kept <= 0:
+                    continue
+                if site in self._values:
+                    whole, count = self._values[site], min(kept, self._counts[site])
+                    own = whole.narrow(site.seq_dim, 0, count)
+                    self._result.put(site.selection, own if count == whole.shape[site.seq_dim] else own.clone())
+                elif site in self._pieces:
+                    self._result.put(site.selection, site.join(self._pieces[site], kept, self._source_len))
+            self._values, self._pieces = {}, {}
         return self._result
 
     def _span(self, site: RecordedSite) -> range:
@@ -204,18 +225,14 @@ class RecordedSite:
         return value
 
     def join(self, pieces: list[Tensor], length: int, source_len: int) -> Tensor:
-        """Concatenate the pieces, up to `length` tokens."""
-        if self.per_token:  # those after a stop are left out
-            ends = itertools.accumulate(piece.shape[self.seq_dim] for piece in pieces)
-            pieces = [
-                piece.narrow(self.seq_dim, 0, piece.shape[self.seq_dim] - max(end - length, 0))
-                for piece, end in zip(pieces, ends, strict=True)
-                if end - piece.shape[self.seq_dim] < length
-            ]
+        """Concatenate the values of passes, up to `length` tokens."""
         if not self.pairs:
             return torch.cat(pieces, self.seq_dim)
-        n_keys = 1 if self.one_key else pieces[-1].shape[-1]
         sizes = [piece.shape[self.seq_dim] for piece in pieces]
+        extra = sum(sizes) - length
+        if self.per_token and extra > 0:  # tokens after a stop, one per pass
+            pieces, sizes = pieces[:-extra], sizes[:-extra]
+        n_keys = 1 if self.one_key else pieces[-1].shape[-1]
         # Causal: a query does not attend to later keys.
         hidden = 0.0 if self.selection.site.hook_point == "pattern" else -math.inf
         joined = pieces[0].new_full((*pieces[0].shape[:-2], sum(sizes), n_keys), hidden)

@@ -199,15 +199,19 @@ class Request:
             self.finish("length")
         return True
 
-    def add_scores(self, scores: Mapping[str, float]) -> bool:
-        """Add the scores of the last token, by which rules may end the request; return whether steering changed."""
+    def add_scores(self, columns: Mapping[str, int], row: Sequence[float]) -> None:
+        """Add the scores of the last token by some probes, each in its column of a row."""
+        for name, scores in self.scores.items():
+            if (column := columns.get(name)) is not None:
+                scores.append(row[column])
+
+    def apply_rules(self) -> bool:
+        """Apply the rules to the scores of the last token; return whether steering changed."""
         before = self.steering
-        for name, score in scores.items():
-            self.scores[name].append(score)
-        for state in self._rules:
-            rule, score = state.rule, scores[state.rule.probe]
-            if state.add(score) and not self.done:
-                self.firings.append(Firing(rule, len(self.scores[rule.probe]) - 1, score))
+        for state, scores in [(state, self.scores[state.rule.probe]) for state in self._rules]:  # one may end them
+            rule = state.rule
+            if state.add(scores[-1]) and not self.done:
+                self.firings.append(Firing(rule, len(scores) - 1, scores[-1]))
                 if rule.then == "stop":
                     self.finish("stop")
                 elif rule.then == "refuse":
@@ -223,6 +227,11 @@ class Request:
                     self.attention[name].append(values[..., : own.count, :].clone())
         elif self.options.lens:
             self.lens.append(values[..., : self.options.lens, :].clone())
+
+    @property
+    def has_rules(self) -> bool:
+        """Whether its scores may stop, refuse or steer it."""
+        return bool(self._rules)
 
     @property
     def rules_steer(self) -> bool:

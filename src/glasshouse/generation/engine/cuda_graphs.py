@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+_capturing = threading.Lock()
 WARM_UPS = 2  # runs before a capture: libraries and compilers initialise in the first
 
 
@@ -42,8 +44,8 @@ class Graphs:
                     tensor.copy_(saved)
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
-        # Other threads, such as those of another engine, may allocate and wait meanwhile.
-        with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
+        # Other threads, such as that of another engine, may run kernels and allocate meanwhile, but not capture.
+        with _capturing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             results = function()
         self._pool = graph.pool()
         return graph, results

@@ -225,7 +225,8 @@ class Engine:
         sites, edits = self._recorded_sites(options), request_edits(self._runner.model, options.edits)
         for edit in edits:
             self._runner.check_hookable(edit.site)
-        recording = RequestRecording(sites, len(prompt), len(source)) if sites else None
+        limit = min(options.max_new_tokens, self.max_len - len(prompt))
+        recording = RequestRecording(sites, len(prompt), len(prompt) + limit, len(source)) if sites else None
         constraint = None
         if options.constraint is not None:
             constraint = options.constraint.start(self.spec.vocab_size, end_ids)
@@ -234,7 +235,7 @@ class Engine:
             options,
             tok=self.tok,
             end_ids=end_ids,
-            limit=min(options.max_new_tokens, self.max_len - len(prompt)),
+            limit=limit,
             source=source,
             n_best=n_best,
             keep_tree=keep_tree,

@@ -109,17 +109,15 @@ class OutputProcessor:
 
 def keep_read(seqs: Sequence[SequenceState], read: ReadStep) -> list[SequenceState]:
     """Hand the scores and tops of a decode step to their requests; return those to steer anew."""
-    scores: list[dict[str, float]] = [{} for _ in seqs]
+    scored: dict[SequenceState, None] = {}
     for reading, values in zip(read.readings, read.values, strict=True):
         if isinstance(reading, ProbedSite):
-            for row, of_probes in enumerate(values.tolist()):
-                for name in reading.columns.keys() & seqs[row].request.scores.keys():
-                    scores[row][name] = of_probes[reading.columns[name]]
-    changed = []
-    for seq, start, own in zip(seqs, read.starts, scores, strict=True):
-        # The last token of the prompt goes through the first decode step; it is not new.
-        if own and start >= len(seq.request.prompt) and not seq.request.done and seq.request.add_scores(own):
-            changed.append(seq)
+            for seq, start, row in zip(seqs, read.starts, values.tolist(), strict=True):
+                # The last token of the prompt goes through the first decode step; it is not new.
+                if seq.request.scores and start >= len(seq.request.prompt) and not seq.request.done:
+                    seq.request.add_scores(reading.columns, row)
+                    scored[seq] = None
+    changed = [seq for seq in scored if seq.request.has_rules and seq.request.apply_rules()]
     for reading, values in zip(read.readings, read.values, strict=True):
         if isinstance(reading, LensReading | Attended):
             for row, seq in enumerate(seqs):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 from torch import Tensor
@@ -23,6 +24,8 @@ class RecordedSteps:
         self._sites: list[RecordedSite] = []
         self._values: list[list[Tensor]] = []  # by step and site, [n, ...]
         self._bytes = 0
+        self._thread = ThreadPoolExecutor(1, "recordings")
+        self._last: Future[None] | None = None
 
     def add(self, seqs: Sequence[SequenceState], read: ReadStep) -> None:
         """Hold what was recorded in a decode step."""
@@ -36,18 +39,31 @@ class RecordedSteps:
             self._seqs, self._starts, self._sites = list(seqs), read.starts, list(found)
             for seq in seqs:
                 if seq.request.recording is not None:
-                    seq.request.recording.on_result = self.flush
+                    seq.request.recording.on_result = self.finish
         self._values.append(list(found.values()))
         self._bytes += sum(value.nbytes for value in found.values())
         if not all(site.joins_steps for site in found) or len(self._values) == MOST_STEPS or self._bytes > MOST_BYTES:
             self.flush()
 
     def flush(self) -> None:
-        """Hand what is held to the recordings of its requests."""
-        steps, self._values, self._bytes = self._values, [], 0
-        for site, *values in zip(self._sites, *steps, strict=True) if steps else ():
-            joined = torch.cat(values, site.seq_dim + 1) if len(values) > 1 else values[0]
-            for seq, start, value in zip(self._seqs, self._starts, joined, strict=True):
-                if seq.request.recording is not None:
-                    seq.request.recording.add_steps(site.name, value, start, len(values))
-        self._seqs, self._starts, self._sites = [], [], []
+        """Hand what is held to the recordings of its requests, in a thread that leaves the next step to this one."""
+        if self._values:
+            self._last = self._thread.submit(_hand_over, self._seqs, self._starts, self._sites, self._values)
+        self._seqs, self._starts, self._sites, self._values, self._bytes = [], [], [], [], 0
+
+    def finish(self) -> None:
+        """Hand over what is held, and wait until the recordings have it."""
+        self.flush()
+        if self._last is not None:
+            self._last.result()
+
+
+def _hand_over(
+    seqs: Sequence[SequenceState], starts: Sequence[int], sites: Sequence[RecordedSite], steps: Sequence[list[Tensor]]
+) -> None:
+    """Give each sequence its part of consecutive steps."""
+    for site, *values in zip(sites, *steps, strict=True):
+        joined = torch.cat(values, site.seq_dim + 1) if len(values) > 1 else values[0]
+        for seq, start, value in zip(seqs, starts, joined, strict=True):
+            if seq.request.recording is not None:
+                seq.request.recording.add_steps(site.name, value, start, len(values))
