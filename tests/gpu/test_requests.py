@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -72,3 +73,18 @@ def test_steering_and_constraints_of_each_request(model: gh.models.Decoder, comp
             assert [token % 2 for token in request.ids] == [at % 2 for at in range(len(request.ids))]
         found.add(tuple(request.ids))
     assert len(found) > 10
+
+
+def test_engines_of_several_threads_capture_their_graphs_at_once(model: gh.models.Decoder) -> None:
+    prompts = [[3, 1, 4, 1, 5], [9, 2, 6], [5, 3, 5, 8]]
+    expected = [done.ids for done in gh.generate(model, None, prompts, max_new_tokens=12)]
+
+    def answers(_: int) -> list[list[int]]:
+        engine = gh.Engine(model, slots=8, max_len=64)
+        engine.warm_up()
+        requests = [engine.submit(prompt, max_new_tokens=12) for prompt in prompts]
+        engine.run()
+        return [request.ids for request in requests]
+
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(answers, range(8))) == [expected] * 8

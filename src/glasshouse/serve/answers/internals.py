@@ -107,7 +107,7 @@ def describe_firing(firing: Firing) -> JsonDict:
     return {**told, "token": firing.token, "score": firing.score}
 
 
-def encode_recording(recording: Recording) -> str:
+def encode_recording(recording: Recording) -> bytes:
     """Return activations as base64 of a safetensors file, whose metadata has the axes of each.
 
     >>> import glasshouse as gh
@@ -120,4 +120,4 @@ def encode_recording(recording: Recording) -> str:
     """
     tensors = {name: value.contiguous() for name, value in recording.items()}
     axes = {name: ",".join(recording.axes(name)) for name in tensors}
-    return base64.b64encode(save(tensors, axes)).decode()
+    return base64.b64encode(save(tensors, axes))
