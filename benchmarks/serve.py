@@ -5,10 +5,10 @@
     python benchmarks/serve.py --look               # what keeping answers costs: serve --look beside serve
     python benchmarks/serve.py --record 'resid_post.6[position=new]'  # what returning a site costs
 
-Clients are threads of a process of their own, each sends its next request when the last is answered, and nothing is
-streamed. There is no EOS token, so every system generates the same number of tokens. Systems take turns within a
-round, and each round has new prompts. Beside the load, /health is asked every 0.1 s: its 99th percentile tells how
-long the event loop is held up. `transformers serve` takes part where its extra is installed
+Clients are threads of processes of their own, one for every four cores; each sends its next request when the last is
+answered, and nothing is streamed. There is no EOS token, so every system generates the same number of tokens. Systems
+take turns within a round, and each round has new prompts. Beside the load, /health is asked every 0.1 s: its 99th
+percentile tells how long the event loop is held up. `transformers serve` takes part where its extra is installed
 (`pip install 'transformers[serving]'`), with continuous batching where it runs with that (not on every CPU).
 """
 
@@ -26,6 +26,7 @@ import sys
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def client(port: int, clients: int, bodies: list[dict[str, Any]]) -> None:
             {
                 "seconds": seconds,
                 "tokens": sum(tokens),
-                "latency": statistics.median(latencies),
+                "latencies": latencies,
                 "health_p99": health,
             }
         )
@@ -105,6 +106,21 @@ def client(port: int, clients: int, bodies: list[dict[str, Any]]) -> None:
 
 
 def load(port: int, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
+    """Send all requests from processes with a share of the clients and of the requests each."""
+    count = min(clients, max(1, (os.cpu_count() or 1) // 4))
+    shares = [len(range(number, clients, count)) for number in range(count)]
+    with ThreadPoolExecutor(count) as threads:
+        parts = [bodies[number::count] for number in range(count)]
+        found = list(threads.map(one_process, [port] * count, shares, parts))
+    return {
+        "seconds": max(one["seconds"] for one in found),
+        "tokens": sum(one["tokens"] for one in found),
+        "latency": statistics.median(latency for one in found for latency in one["latencies"]),
+        "health_p99": max(one["health_p99"] for one in found),
+    }
+
+
+def one_process(port: int, clients: int, bodies: list[dict[str, Any]]) -> dict[str, Any]:
     command = [sys.executable, __file__, "--as-client", str(port), str(clients)]
     done = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, check=False)
     if done.returncode:
@@ -201,9 +217,13 @@ class Theirs:
 # Measuring
 
 
-def bodies_of(count: int, prompts: list[Any], new: int, temperature: float) -> list[dict[str, Any]]:
-    common = {"model": NAME, "max_tokens": new, "temperature": temperature, "seed": 0}
-    return [{**common, "prompt": prompt} for prompt in prompts[:count]]
+def bodies_of(count: int, prompts: list[Any], new: int, args: argparse.Namespace) -> list[dict[str, Any]]:
+    common = {"model": NAME, "temperature": args.temperature, "seed": 0}
+    lengths = [round(new * (1 + args.spread * random.uniform(-1, 1))) for _ in prompts]
+    return [
+        {**common, "max_tokens": length, "prompt": prompt}
+        for length, prompt in zip(lengths[:count], prompts[:count], strict=True)
+    ]
 
 
 def text_prompts(tok: gh.Tokenizer, count: int, length: int) -> list[str]:
@@ -219,8 +239,8 @@ def compare(systems: dict[str, Any], args: argparse.Namespace, draw: Any) -> Non
         for number in range(args.rounds + 1):
             count = args.requests if number else min(args.requests, clients)
             for name, system in systems.items():
-                new = args.new if number else 8
-                result = system.run(clients, bodies_of(count, draw(count), new, args.temperature))
+                random.seed(number)  # as many tokens for each
+                result = system.run(clients, bodies_of(count, draw(count), args.new if number else 8, args))
                 print(f"  {clients} clients, round {number}: {name}, {result['seconds']:.1f} s", file=sys.stderr)
                 if number:  # the first warms up
                     found[name].append(result)
@@ -272,14 +292,19 @@ def two_systems(model: Any, tok: gh.Tokenizer | None, args: argparse.Namespace, 
     return {OFF: Ours(model, tok, args.slots, size), beside(args): changed}
 
 
+def longest(args: argparse.Namespace) -> int:
+    """Return the tokens of the longest answer."""
+    return round(args.new * (1 + args.spread))
+
+
 def on_gpu(args: argparse.Namespace) -> None:
-    spec = gh.preset(args.preset or "llama-1b", max_len=args.prompt + args.new, end_ids=())
+    size = args.prompt + longest(args)
+    spec = gh.preset(args.preset or "llama-1b", max_len=size, end_ids=())
     model = gh.build(spec, device="cuda", dtype=torch.bfloat16).eval()
 
     def draw(count: int) -> list[list[int]]:
         return [[random.randrange(spec.vocab_size) for _ in range(args.prompt)] for _ in range(count)]
 
-    size = args.prompt + args.new
     systems: dict[str, Any] = two_systems(model, None, args, size) if beside(args) else {}
     if not systems:
         systems = {"engine without HTTP": Bare(model, None, args.slots, size)}
@@ -292,7 +317,7 @@ def on_gpu(args: argparse.Namespace) -> None:
 def on_cpu(args: argparse.Namespace) -> None:
     texts = [path.read_text(encoding="utf-8") for path in sorted(Path(os.__file__).parent.glob("*.py"))[:40]]
     tok = gh.Tokenizer.train(texts=texts, vocab_size=4096)
-    length = 2 * args.prompt + args.new + 64
+    length = 2 * args.prompt + longest(args) + 64
     spec = gh.preset(args.preset or "gpt2", vocab_size=len(tok), max_len=max(length, 256), end_ids=())
     model = gh.build(spec).eval()
     with tempfile.TemporaryDirectory() as folder:
@@ -324,6 +349,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, help="per round; default: 64, on cuda 256")
     parser.add_argument("--prompt", type=int, help="tokens (cuda) or words; default: 16, on cuda 128")
     parser.add_argument("--new", type=int, help="tokens of an answer; default: 64, on cuda 256")
+    parser.add_argument("--spread", type=float, default=0.0, help="0.5: answers of half to one and a half as many")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--look", action="store_true", help="compare serve --look with serve instead")

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
-from glasshouse.generation.recording import site_shape
+from glasshouse.generation.recording import FindSites, site_shape
 from glasshouse.inspection.editing import Add, Scale
 from glasshouse.inspection.hooks import Hook, HookManager, hook_manager_of
 from glasshouse.inspection.sites import Selection, Site, Span, select
@@ -104,7 +104,7 @@ class RequestEdits:
 
 
 def request_edits(
-    model: Decoder | Seq2Seq, edits: Mapping[str, SlotEdit | Sequence[SlotEdit]]
+    model: Decoder | Seq2Seq, edits: Mapping[str, SlotEdit | Sequence[SlotEdit]], find: FindSites = select
 ) -> tuple[RequestEdit, ...]:
     """Return the edits that a request asks for, checked: by site, each with one edit or several in order.
 
@@ -116,7 +116,7 @@ def request_edits(
     return tuple(
         _request_edit(model, one, each)
         for name, given in edits.items()
-        for one in select(model, name)
+        for one in find(model, name)
         for each in (given if isinstance(given, Sequence) else [given])
     )
 

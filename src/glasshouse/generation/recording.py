@@ -22,6 +22,8 @@ from glasshouse.inspection.sites import Index, Selection, Site, select
 from glasshouse.layers.sublayer import PAIRS
 from glasshouse.models import Decoder, Seq2Seq
 
+FindSites = Callable[[Decoder | Seq2Seq, str], list[Selection]]  # `select`, or one that remembers
+
 
 class Reading(Protocol):
     """What is read at some sites in a forward pass, for the whole batch."""
@@ -68,7 +70,7 @@ class Reader:
 
 
 class RequestRecording:
-    """The recorded activations of one request, of at most so many tokens."""
+    """The recorded activations of one request, whose passes have at most `max_len` tokens."""
 
     def __init__(self, sites: Sequence[RecordedSite], prompt_len: int, max_len: int, source_len: int = 0) -> None:
         self._prompt_len, self._max_len, self._source_len = prompt_len, max_len, source_len
@@ -294,7 +296,9 @@ def check_probes(model: Decoder | Seq2Seq, probes: Mapping[str, LinearProbe]) ->
         probe.check(model, f"the probe {name!r}")
 
 
-def recorded_sites(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list[RecordedSite]:
+def recorded_sites(
+    model: Decoder | Seq2Seq, names: str | Sequence[str], find: FindSites = select
+) -> list[RecordedSite]:
     """Return the sites that names select, each once.
 
     >>> import glasshouse as gh
@@ -303,7 +307,7 @@ def recorded_sites(model: Decoder | Seq2Seq, names: str | Sequence[str]) -> list
     ['z.0[head=1]', 'z.1[head=1]']
     """
     listed = [names] if isinstance(names, str) else names
-    selections = {one.name: one for name in listed for one in select(model, name)}
+    selections = {one.name: one for name in listed for one in find(model, name)}
     for one in selections.values():
         _check(one, model.spec)
     return [RecordedSite(one, site_shape(one.site, model.spec)) for one in selections.values()]

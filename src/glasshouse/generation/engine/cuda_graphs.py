@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# Other threads, such as that of another engine, may run kernels and allocate meanwhile, but not capture.
 _capturing = threading.Lock()
 WARM_UPS = 2  # runs before a capture: libraries and compilers initialise in the first
 
@@ -34,21 +36,27 @@ class Graphs:
         return results
 
     def _capture(self, function: Callable[[], tuple[Tensor, ...]]) -> tuple[torch.cuda.CUDAGraph, tuple[Tensor, ...]]:
-        before = [(tensor, tensor.clone()) for tensor in self._state()]
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(WARM_UPS):
-                function()
-                for tensor, saved in before:
-                    tensor.copy_(saved)
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads, such as that of another engine, may run kernels and allocate meanwhile, but not capture.
-        with _capturing, torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
-            results = function()
-        self._pool = graph.pool()
+        with _capturing:
+            stream = _capture_stream(torch.cuda.current_device())
+            before = [(tensor, tensor.clone()) for tensor in self._state()]
+            stream.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(stream):
+                for _ in range(WARM_UPS):
+                    function()
+                    for tensor, saved in before:
+                        tensor.copy_(saved)
+            torch.cuda.current_stream().wait_stream(stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
+                results = function()
+            self._pool = graph.pool()
         return graph, results
+
+
+@functools.cache
+def _capture_stream(device: int) -> torch.cuda.Stream:
+    """Return the stream of all captures: torch has few streams, and hands one to several callers."""
+    return torch.cuda.Stream(device)
 
 
 def copy_to_device(values: Sequence[Any], device: torch.device, dtype: torch.dtype | None = None) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -41,12 +42,15 @@ from glasshouse.generation.validation import (
 )
 from glasshouse.inspection.hooks import hook_manager_of
 from glasshouse.inspection.linear_probe import LinearProbe
+from glasshouse.inspection.sites import select
 from glasshouse.inspection.steering import SteeringVector
 from glasshouse.models import Decoder, Model, Seq2Seq, check_tokenizer
 from glasshouse.models.checks import check_length
 from glasshouse.models.generation_config import read_token_rules
 from glasshouse.models.prompt import Prompt, encode_prompt
 from glasshouse.text import Tokenizer
+
+MOST_NAMES = 256  # of sites, that are remembered
 
 
 class Engine:
@@ -114,6 +118,7 @@ class Engine:
         self.steering, self.probes = dict(steering or {}), dict(probes or {})
         self._sites, self._rules = {site.name: site for site in sites}, read_token_rules(model)
         self._compiles = compile
+        self._find = functools.lru_cache(MOST_NAMES)(select)  # listing the sites takes as long as a step
         self.max_len = check_length(model.spec, max_len)
         self.source_len = check_length(model.spec, source_len, "source_len") if isinstance(model, Seq2Seq) else 0
         self.prefill_chunk = check_count(
@@ -222,11 +227,11 @@ class Engine:
         prompt, source = split_source(
             list(ids), self.spec, self._rules, target_prefix, max_len=self.max_len, source_len=self.source_len
         )
-        sites, edits = self._recorded_sites(options), request_edits(self._runner.model, options.edits)
+        sites, edits = self._recorded_sites(options), request_edits(self._runner.model, options.edits, self._find)
         for edit in edits:
             self._runner.check_hookable(edit.site)
         limit = min(options.max_new_tokens, self.max_len - len(prompt))
-        recording = RequestRecording(sites, len(prompt), len(prompt) + limit, len(source)) if sites else None
+        recording = RequestRecording(sites, len(prompt), len(prompt) + limit - 1, len(source)) if sites else None
         constraint = None
         if options.constraint is not None:
             constraint = options.constraint.start(self.spec.vocab_size, end_ids)
@@ -258,7 +263,7 @@ class Engine:
         asked = next((one for one in HOOKED if getattr(options, one)), None)
         if asked is not None and self._compiles:
             raise InputError(f"{asked} was given, but the engine compiles its steps; make it with compile=False.")
-        own = recorded_sites(self._runner.model, options.record)
+        own = recorded_sites(self._runner.model, options.record, self._find)
         for site in own:
             self._runner.check_readable(site)
         return list((self._sites | {site.name: site for site in own}).values())
@@ -267,7 +272,7 @@ class Engine:
         """Return what is read of the attention of a request."""
         found = []
         for name, count in options.attended.items():
-            for site in recorded_sites(self._runner.model, name):
+            for site in recorded_sites(self._runner.model, name, self._find):
                 if site.selection.site.hook_point != "pattern":
                     raise InputError(f"{name} has no attended positions; name a pattern, such as pattern.0[head=1].")
                 self._runner.check_readable(site)

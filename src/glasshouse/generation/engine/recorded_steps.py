@@ -12,7 +12,7 @@ from glasshouse.generation.engine.slots import SequenceState
 from glasshouse.generation.engine.step import ReadStep
 from glasshouse.generation.recording import RecordedSite
 
-MOST_STEPS, MOST_BYTES = 32, 2**26  # that are held, at most
+MOST_STEPS, MOST_BYTES = 8, 2**26  # that are held, at most: with more, the last of them keep the result waiting
 
 
 class RecordedSteps:
