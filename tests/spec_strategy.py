@@ -99,6 +99,7 @@ def specs(draw: st.DrawFn) -> spec.Spec:
         "embed_norm": draw(st.booleans()),
         "embed_scale": draw(st.booleans()),
         "logit_scale": draw(st.booleans()),
+        "logit_softcap": draw(st.sampled_from([None, 5.0])),
         "qkv_bias": draw(st.booleans()),
         "out_bias": draw(st.booleans()),
         "ffn_bias": draw(st.booleans()),

@@ -84,6 +84,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "attention scale given": {"attention_scale": 1.0},
     "no biases": {"qkv_bias": False, "out_bias": False, "ffn_bias": False},
     "scaled embeddings and logits": {"embed_scale": True, "logit_scale": True},
+    "soft-cap of logits": {"logit_softcap": 2.0},
     "segments": {"kind": "encoder", "n_segments": 2},
     "dropout": {"kind": "seq2seq", "dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2},
 }

@@ -14,13 +14,14 @@ from glasshouse.training.step import NonFiniteError, TrainStep
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("cap", [None, 4.0])
 @pytest.mark.parametrize(("width", "n_classes"), [(64, 64), (320, 263), (50_304, 50_257), (128_256, 128_256)])
-def test_the_loss_kernel_equals_torch(width: int, n_classes: int, smoothing: float) -> None:
+def test_the_loss_kernel_equals_torch(width: int, n_classes: int, cap: float | None, smoothing: float) -> None:
     torch.manual_seed(0)
     logits, targets = 3 * torch.randn(50, width), torch.randint(n_classes, (50,))
     targets[3] = -100
-    losses, gradient = softmax_gradient(logits.cuda(), targets.cuda(), n_classes, smoothing)
-    expected = softmax_gradient(logits.double(), targets, n_classes, smoothing)
+    losses, gradient = softmax_gradient(logits.cuda(), targets.cuda(), n_classes, smoothing, cap)
+    expected = softmax_gradient(logits.double(), targets, n_classes, smoothing, cap)
     assert torch.allclose(losses.cpu().double(), expected[0], rtol=1e-5, atol=1e-5)
     assert torch.allclose(gradient.cpu().double(), expected[1], rtol=1e-4, atol=1e-6)
 

@@ -54,6 +54,7 @@ def test_every_preset_is_saved_and_comes_back(name: str, tmp_path: Path) -> None
         ({"position": "alibi"}, "gpt2", "position"),
         ({"norm_placement": "sandwich"}, "gpt2", "norm_placement"),
         ({"attention_softcap": 30.0}, "gpt2", "attention_softcap"),
+        ({"logit_softcap": 30.0}, "gpt2", "logit_softcap"),
         ({"d_head": 12, "ffn_bias": False}, "gpt2", "ffn_bias, d_head"),
     ],
 )

@@ -113,7 +113,9 @@ def test_no_effect_at_first_and_the_same_when_merged(s: spec.Spec, targets: set[
 
 
 def gated(s: spec.Spec) -> bool:
-    return isinstance(s.feedforward, spec.SwiGLU | spec.GeGLU)
+    """Return whether layers have a linear layer named gate: in the feed-forward layer, or for value embeddings."""
+    depth = max(s.n_layers, getattr(s, "n_encoder_layers", 0))
+    return isinstance(s.feedforward, spec.SwiGLU | spec.GeGLU) or s.has_value_embedding(min(1, depth - 1))
 
 
 @pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])

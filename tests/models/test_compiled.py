@@ -33,6 +33,7 @@ CHOICES: dict[str, list[object]] = {
     "n_kv_heads": [1, 2, 4],
     "windows": [(0,), (3, 0)],
     "attention_softcap": [None, 5.0],
+    "logit_softcap": [None, 5.0],
     "qk_norm_over": ["none", "head", "projection"],
     "value_embeddings": [False, True],
     "qkv_bias": [False, True],

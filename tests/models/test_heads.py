@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor
@@ -47,6 +49,16 @@ def test_masked_token_head_is_berts(tied: bool, bias: bool, logit_scale: bool) -
     logits = x @ (model.token_embedding.table.weight if tied else model.head.weight).T
     logits = logits + model.head.bias if bias else logits
     assert (model(IDS) - logits).abs().max() < 1e-11 * logits.abs().max()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_logits_are_soft_capped_as_in_gemma_2(tied: bool) -> None:
+    model = make("tiny-decoder", head={"kind": "next_token", "tied": tied, "bias": True}, logit_softcap=3.0)
+    x = hidden_states(model, IDS)
+    products = x @ (model.token_embedding.table.weight if tied else model.head.weight).T + model.head.bias
+    assert products.abs().max() > 3
+    expected = [[[3 * math.tanh(one / 3) for one in row] for row in rows] for rows in products.tolist()]
+    torch.testing.assert_close(model(IDS), torch.tensor(expected, dtype=torch.float64), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("dense", [True, False])

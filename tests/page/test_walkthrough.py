@@ -319,7 +319,7 @@ EXTRAS: list[dict[str, Any]] = [
     {"position": {"kind": "rotary", "fraction": 0.5, "layout": "pairs"}, "norm_placement": "output"},
     {"position": "rotary", "norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"},
     {"position": "none", "norm": "layer", "qk_norm": True, "qk_norm_over": "projection", "n_kv_heads": 2},
-    {"position": "rotary", "value_embeddings": True, "n_kv_heads": 2, "norm": "rms"},
+    {"position": "rotary", "value_embeddings": True, "n_kv_heads": 2, "norm": "rms", "logit_softcap": 2.0},
 ]
 
 

@@ -72,6 +72,7 @@ import glasshouse as gh
         ({"d_model": "wide"}, "d_model is 'wide', but it must be a whole number."),
         ({"dropout": 1.0}, "dropout is 1.0, but it must be at least 0 and below 1."),
         ({"attention_scale": 0}, "attention_scale is 0.0, but it must be above 0."),
+        ({"logit_softcap": 0.0}, "logit_softcap is 0.0, but it must be above 0."),
         ({"attention_softcap": -1.0}, "attention_softcap is -1.0, but it must be above 0."),
         (
             {"windows": [4, -1]},

@@ -27,7 +27,6 @@ from glasshouse.inspection.inputs.text_input import Input, encode_inputs
 from glasshouse.inspection.parameters.linear_weights import weight_and_bias
 from glasshouse.inspection.recording import record
 from glasshouse.inspection.sites import PARTS, parts_of, sublayer_of, unwrap_compiled, unwrap_model
-from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.residual import OutputNorm, PostNorm, SandwichNorm
 from glasshouse.layers.sublayer import Sublayer
@@ -165,7 +164,7 @@ def attribute(
         def at(site: str) -> Tensor:
             return seen[prefix + site].movedim(-2, 1)[rows, positions - first]
 
-        found = attribute_logit(whole, at, layout, positions, correct, incorrect, neuron_layers)
+        found = attribute_logit(whole, at, positions, correct, incorrect, neuron_layers)
     return replace(found, ids=ids, tok=tok)
 
 
@@ -194,13 +193,14 @@ def _sublayers(block: nn.Module) -> Iterator[tuple[nn.Module, Sublayer, str]]:
 def attribute_logit(
     model: Model,
     at: Callable[[str], Tensor],
-    layout: Layout,
     position: Tensor,
     token: Tensor,
     incorrect_token: Tensor | None = None,
     neurons: Sequence[int] = (),
 ) -> Attribution:
     """Decompose the logit of each sequence's token [B], minus that of another, using recorded activations.
+
+    It is that before the soft-cap, which is not linear, where the model has one.
 
     `at` returns the activation of one of `attribution_sites` at each sequence's position, [B, ...]. Call it inside
     `eval_mode`.
@@ -214,7 +214,7 @@ def attribute_logit(
         return of(token) if incorrect_token is None else of(token) - of(incorrect_token)
 
     # By `forward`, which bypasses hooks: this is not part of a forward pass of the model.
-    logits = head.forward(at("final")[:, None], layout, table)[:, 0]
+    logits = F.linear(*head.unprojected(at("final"), table)[:3])
     exact = torch.promote_types(logits.dtype, torch.float32)
     matrix = head.unembedding(table)
     shift = torch.zeros(len(matrix), device=token.device) if head.bias is None else head.bias

@@ -15,6 +15,7 @@ from torch.nn.modules.module import _has_any_global_hook
 
 from glasshouse.layers.attend.kernel import Attend
 from glasshouse.layers.linear.linear import is_plain_linear
+from glasshouse.layers.softcap import softcap
 
 Tree = TypeVar("Tree", bound=nn.Module)
 HOOK_ATTRIBUTES = (  # where torch stores the forward hooks of a module
@@ -30,16 +31,17 @@ MakeLinear = Callable[[Tensor, Tensor | None], nn.Module | None]  # weight and b
 class SwappedUnembedding(nn.Module):
     """A language-model head whose matmul is a module of its own."""
 
-    def __init__(self, transform: nn.Module, scale: float, matmul: nn.Module) -> None:
+    def __init__(self, transform: nn.Module, scale: float, matmul: nn.Module, cap: float | None) -> None:
         super().__init__()
         self.transform = transform
         self.scale = scale
         self.matmul = matmul
+        self.softcap = cap
 
     def forward(self, x: Tensor, layout: object, table: Tensor) -> Tensor:
         """Map vectors x [B, S, D] to logits [B, S, V]; the token table is not used."""
         x = self.transform(x)
-        return self.matmul(x if self.scale == 1.0 else x * self.scale)
+        return softcap(self.matmul(x if self.scale == 1.0 else x * self.scale), self.softcap)
 
 
 def clone_sharing_parameters(tree: Tree) -> Tree:
@@ -70,7 +72,7 @@ def swap_linears(tree: nn.Module, make: MakeLinear) -> None:
         hasattr(head, "unembedding")
         and (made := make(head.unembedding(model.token_embedding.table.weight), head.bias)) is not None
     ):
-        replace_module(tree, "head", SwappedUnembedding(head.transform, head.scale, made))
+        replace_module(tree, "head", SwappedUnembedding(head.transform, head.scale, made, head.softcap))
 
 
 def replace_module(module: nn.Module, name: str, replacement: nn.Module) -> None:

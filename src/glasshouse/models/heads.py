@@ -15,6 +15,7 @@ from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.feedforward import make_activation
 from glasshouse.layers.linear.linear import Linear
 from glasshouse.layers.norm import make_norm
+from glasshouse.layers.softcap import softcap
 
 
 class NoHead(nn.Module):
@@ -26,11 +27,16 @@ class NoHead(nn.Module):
 
 
 class Unprojected(NamedTuple):
-    """The inputs of the matmul that makes logits: x @ weight.T + bias."""
+    """What makes logits: x @ weight.T + bias, with a soft-cap if there is one."""
 
     x: Tensor  # [..., D]
     weight: Tensor  # [V, D]
     bias: Tensor | None  # [V]
+    softcap: float | None
+
+    def logits(self) -> Tensor:
+        """Return the logits [..., V]."""
+        return softcap(F.linear(self.x, self.weight, self.bias), self.softcap)
 
 
 class ShardedLogits(NamedTuple):
@@ -67,18 +73,19 @@ class LMHead(nn.Module):
         super().__init__()
         self.transform = transform
         self.scale = s.d_model**-0.5 if s.logit_scale else 1.0
+        self.softcap = s.logit_softcap
         self.bias = nn.Parameter(torch.empty(s.vocab_size)) if bias else None
         self.drafts = nn.ModuleList(DraftHead(s.d_model) for _ in range(n_draft_heads)) if n_draft_heads else None
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map hidden states x [B, S, D] to logits [B, S, V]."""
-        return F.linear(*self.unprojected(x, table))
+        return self.unprojected(x, table).logits()
 
     def unprojected(self, x: Tensor, table: Tensor) -> Unprojected:
-        """Return the inputs of the last matmul."""
+        """Return what makes the logits."""
         x = self.transform(x)
         x = x if self.scale == 1.0 else x * self.scale
-        return Unprojected(x, self.unembedding(table), self.bias)
+        return Unprojected(x, self.unembedding(table), self.bias, self.softcap)
 
     def unembedding(self, table: Tensor) -> Tensor:
         """Return the unembedding matrix [V, D]: the token embedding itself."""
@@ -105,7 +112,7 @@ class DeferredHead(nn.Module):
         self.head = head
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Unprojected:
-        """Map hidden states x [B, S, D] to the inputs of the last matmul."""
+        """Map hidden states x [B, S, D] to what makes the logits."""
         return self.head.unprojected(x, table)
 
 

@@ -72,11 +72,11 @@ class MultiToken(Settings, CausalLM):
     def evaluate_batch(self, model: nn.Module, batch: Batch, token_bytes: Tensor | None = None) -> MetricSums:
         """Return the sums of the next token's metrics, and how many drafts would be accepted."""
         x, head, table = _hidden_states(model, batch)
-        logits = F.linear(*head.unprojected(x, table))
+        logits = head.unprojected(x, table).logits()
         sums = sum_metrics(logits, batch, token_bytes)
         if head.drafts is None:
             return sums
-        drafts = torch.stack([F.linear(*head.unprojected(draft(x), table)).argmax(-1) for draft in head.drafts])
+        drafts = torch.stack([head.unprojected(draft(x), table).logits().argmax(-1) for draft in head.drafts])
         accepted, counted = accepted_drafts(logits.argmax(-1), drafts, batch)
         return replace(sums, others={**sums.others, "acceptance_rate": (int(accepted), int(counted))})
 

@@ -623,6 +623,7 @@ interface CardFields {
   logits: {
     x: PackedTensor;
     by: number;
+    cap: number | null;
     bias?: PackedTensor;
     rows: PackedTensor;
     shape: [number, number];

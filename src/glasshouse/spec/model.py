@@ -45,6 +45,8 @@ class TransformerSpec(Settings):
     embed_norm: bool = False  # a norm after the embeddings
     embed_scale: bool | None = None  # token embeddings times sqrt(d_model); None: with sinusoidal positions only
     logit_scale: bool = False  # final hidden states times 1 / sqrt(d_model)
+    # logits over the vocabulary become cap * tanh(logits / cap), as in Gemma 2; None: no cap
+    logit_softcap: float | None = field(default=None, metadata={"omit_default": True})
 
     qkv_bias: bool = True  # biases on the query, key and value projections
     out_bias: bool = True  # a bias on the output projection of attention
@@ -87,7 +89,7 @@ class TransformerSpec(Settings):
         self.position.check_sizes(self.d_model, self.d_head)
         for name in ("dropout", "attention_dropout", "embed_dropout"):
             require(0 <= getattr(self, name) < 1, name, getattr(self, name), "at least 0 and below 1")
-        for name in ("attention_scale", "attention_softcap"):
+        for name in ("attention_scale", "attention_softcap", "logit_softcap"):
             value = getattr(self, name)
             require(value is None or (value > 0 and math.isfinite(value)), name, value, "above 0")
         over = self.qk_norm_over

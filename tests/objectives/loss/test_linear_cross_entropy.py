@@ -30,11 +30,12 @@ def draw(n_classes: int, bias: bool) -> tuple[Tensor, Tensor, Tensor | None, Ten
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
+@pytest.mark.parametrize("cap", [None, 1.5])
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("n_classes", [64, 70])  # with and without classes that only fill a row of logits
 @pytest.mark.parametrize("chunk", [2**29, 4 * 128])  # one chunk, and several of four or eight rows
 def test_loss_and_gradients_are_those_of_torch(
-    n_classes: int, bias: bool, smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+    n_classes: int, bias: bool, cap: float | None, smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_LOGITS", chunk)
     *inputs, targets = draw(n_classes, bias)
@@ -42,9 +43,10 @@ def test_loss_and_gradients_are_those_of_torch(
     for fused in (True, False):
         x, weight, offset = (None if one is None else one.clone().requires_grad_() for one in inputs)
         if fused:
-            loss = linear_cross_entropy(x, weight, offset, targets, smoothing)
+            loss = linear_cross_entropy(x, weight, offset, targets, smoothing, cap)
         else:
             logits = F.linear(x, weight, offset)
+            logits = logits if cap is None else cap * (logits / cap).tanh()
             loss = F.cross_entropy(logits, targets, reduction="sum", label_smoothing=smoothing)
         (loss / 11).backward()
         results.append([loss.detach(), *(one.grad for one in (x, weight, offset) if one is not None)])
@@ -60,7 +62,7 @@ def test_as_one_operation_it_computes_the_same(
 ) -> None:
     monkeypatch.setattr(module, "CHUNK_LOGITS", 4 * 128)
     x, weight, offset, targets = draw(128, bias)
-    inputs = (x, weight, offset, targets, 128, 0.1, *needed)
+    inputs = (x, weight, offset, targets, 128, 0.1, 2.0 if bias else None, *needed)
     for one, other in zip(module._compute_as_one(*inputs), module._compute(*inputs), strict=True):
         assert torch.equal(one, other)
     torch.library.opcheck(module._compute_as_one, inputs)  # shapes and strides as registered, nothing overwritten

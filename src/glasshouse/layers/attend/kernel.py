@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from glasshouse.layers.attend.mask import Mask
+from glasshouse.layers.softcap import softcap
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,7 @@ class Attend(nn.Module):
         """Return the softmax input, [B, H, Q, K], with a dense mask; -inf where a key is masked."""
         scores = (q * self.scale) @ repeat_kv(k, q.shape[1]).transpose(-2, -1)
         scores = scores.to(torch.promote_types(scores.dtype, torch.float32))  # as in the fused kernels
-        if self.softcap is not None:
-            scores = self.softcap * torch.tanh(scores / self.softcap)
+        scores = softcap(scores, self.softcap)
         if dense is None:
             return scores
         return scores.masked_fill(~dense, -torch.inf) if dense.dtype == torch.bool else scores + dense

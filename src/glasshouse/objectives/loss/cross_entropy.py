@@ -49,11 +49,11 @@ def cross_entropy(logits: Tensor | Unprojected | ShardedLogits, batch: Batch, sm
     # Boolean indexing instead would make the host wait for a GPU.
     targets = batch.targets.masked_fill(~batch.loss_mask, IGNORED)
     if isinstance(logits, Unprojected):
-        x, weight, bias = logits
+        x, weight, bias, cap = logits
         if batch.target_positions is not None:
             x = x.gather(1, batch.target_positions[..., None].expand(-1, -1, x.shape[-1]))
             targets = targets.gather(1, batch.target_positions)
-        return linear_cross_entropy(x.flatten(0, -2), weight, bias, targets.flatten(), smoothing)
+        return linear_cross_entropy(x.flatten(0, -2), weight, bias, targets.flatten(), smoothing, cap)
     if isinstance(logits, ShardedLogits):
         return vocabulary_parallel_cross_entropy(logits, targets.flatten(), smoothing)
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))

@@ -19,7 +19,12 @@ ALIGNED = 64  # a multiple of it as vocabulary makes every row of logits start a
 
 
 def linear_cross_entropy(
-    x: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, label_smoothing: float = 0.0
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    label_smoothing: float = 0.0,
+    softcap: float | None = None,
 ) -> Tensor:
     """Return the cross-entropy of logits x @ weight.T + bias in nats, summed over targets that are not -100.
 
@@ -36,7 +41,7 @@ def linear_cross_entropy(
         weight = F.pad(weight, (0, 0, 0, padding))
         bias = bias if bias is None else F.pad(bias, (0, padding))
     result: Tensor = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        x, weight, bias, targets, n_classes, label_smoothing, x.requires_grad, weight.requires_grad
+        x, weight, bias, targets, n_classes, label_smoothing, softcap, x.requires_grad, weight.requires_grad
     )
     return result
 
@@ -51,12 +56,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         targets: Tensor,
         n_classes: int,
         smoothing: float,
+        softcap: float | None,
         x_needs_grad: bool,
         weight_needs_grad: bool,
     ) -> Tensor:
         # On a GPU the compiler sees one operation: of a loop, it keeps the products of all chunks until their sum.
         compute = _compute_as_one if x.is_cuda else _compute
-        loss, *grads = compute(x, weight, bias, targets, n_classes, smoothing, x_needs_grad, weight_needs_grad)
+        loss, *grads = compute(
+            x, weight, bias, targets, n_classes, smoothing, softcap, x_needs_grad, weight_needs_grad
+        )
         needed = (x_needs_grad, weight_needs_grad, bias is not None)
         ctx.dtypes = (x.dtype, weight.dtype, None if bias is None else bias.dtype)
         ctx.save_for_backward(*(grad if wanted else None for grad, wanted in zip(grads, needed, strict=True)))
@@ -68,7 +76,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             None if grad is None else (grad * upstream).to(dtype)
             for grad, dtype in zip(ctx.saved_tensors, ctx.dtypes, strict=True)
         ]
-        return (*grads, None, None, None, None, None)
+        return (*grads, None, None, None, None, None, None)
 
 
 def _compute(
@@ -78,6 +86,7 @@ def _compute(
     targets: Tensor,
     n_classes: int,
     smoothing: float,
+    softcap: float | None,
     x_needs_grad: bool,
     weight_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -89,7 +98,7 @@ def _compute(
     grad_bias = loss.new_empty(0) if bias is None else torch.zeros_like(bias, dtype=exact)
     size = max(1, CHUNK_LOGITS // len(weight))
     for rows, wanted in zip(x.split(size), targets.split(size), strict=True):
-        losses, gradient = softmax_gradient(F.linear(rows, weight, bias), wanted, n_classes, smoothing)
+        losses, gradient = softmax_gradient(F.linear(rows, weight, bias), wanted, n_classes, smoothing, softcap)
         loss += losses.sum()
         if bias is not None:
             grad_bias += gradient.sum(0, dtype=exact)
@@ -112,6 +121,7 @@ def _(
     targets: Tensor,
     n_classes: int,
     smoothing: float,
+    softcap: float | None,
     x_needs_grad: bool,
     weight_needs_grad: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -166,7 +166,7 @@ def logit_attribution(traces: TraceCache, params: LogitAttribution) -> JsonDict:
         one, other = (None if given is None else ids.new_tensor([given]) for given in (token, params.incorrect_token))
         assert one is not None
         place = ids.new_tensor([params.position])
-        split = attribution.attribute_logit(model, at, layout_of(model, ids, {}), place, one, other)
+        split = attribution.attribute_logit(model, at, place, one, other)
     return {
         "token": describe_outputs(trace, [token])[0],
         "incorrect_token": None

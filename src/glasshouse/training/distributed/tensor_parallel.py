@@ -19,6 +19,7 @@ from glasshouse import spec
 from glasshouse.errors import ConfigError
 from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.position import AlibiPosition, RelativePosition
+from glasshouse.layers.softcap import softcap
 from glasshouse.layers.sublayer import Sublayer
 from glasshouse.models import Model
 from glasshouse.models.heads import LMHead, ShardedLogits
@@ -147,11 +148,11 @@ def _head_forward(head: LMHead, mesh: DeviceMesh, x: Tensor, layout: Layout, tab
     """Return this process's logits in training, where the loss is computed on them, and else all of them."""
     from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-    inputs, weight, bias = head.unprojected(x, table)
+    inputs, weight, bias, cap = head.unprojected(x, table)
     n_classes = len(weight)
     # Every process has the gradient of its own logits, so that of x is the sum over processes.
     inputs = DTensor.from_local(inputs, mesh, [Replicate()], run_check=False).to_local(grad_placements=[Partial()])
-    logits = F.linear(inputs, _local(weight), None if bias is None else _local(bias))
+    logits = softcap(F.linear(inputs, _local(weight), None if bias is None else _local(bias)), cap)
     if head.training:
         return ShardedLogits(logits, _first_row(n_classes, mesh), n_classes, mesh.get_group())
     shape = torch.Size((*logits.shape[:-1], n_classes))

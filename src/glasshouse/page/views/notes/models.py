@@ -12,6 +12,7 @@ from glasshouse import notes, spec
 from glasshouse.config import JsonDict
 from glasshouse.inspection import record
 from glasshouse.inspection.inputs.forward_pass import eval_mode
+from glasshouse.layers.softcap import softcap
 from glasshouse.models import count_parameters
 from glasshouse.models.heads import LMHead
 from glasshouse.page.views.next_token import describe_outputs, logits_at
@@ -97,8 +98,8 @@ def head_product(scene: Scene) -> list[JsonDict]:
     assert isinstance(head, LMHead)
     logits = logits_at(scene.trace, scene.position).float()
     final = scene.trace.activation(f"{scene.trace.prefix}final")[scene.position][None]
-    x, weight, bias = head.unprojected(final, scene.model.token_embedding.table.weight)
-    product = (x.float() @ weight.float().T)[0] + (0 if bias is None else bias.float())
+    x, weight, bias, cap = head.unprojected(final, scene.model.token_embedding.table.weight)
+    product = softcap((x.float() @ weight.float().T)[0] + (0 if bias is None else bias.float()), cap)
     best = logits.topk(min(TOP, len(logits))).indices.tolist()
     shares = logits.softmax(-1)
     tied = weight is scene.model.token_embedding.table.weight
@@ -113,6 +114,7 @@ def head_product(scene: Scene) -> list[JsonDict]:
         facts(
             ("matrix", "E, transposed (tied)" if tied else "its own (untied)"),
             ("V", len(logits)),
+            *([] if cap is None else [("soft-cap c: logit = c tanh(product / c)", cap)]),
             ("sum of exp(logit) over all V tokens", float(logits.double().exp().sum())),
             ("sum of all probabilities", float(shares.sum())),
             ("largest difference from the model's logits", largest_difference(product, logits)),

@@ -59,7 +59,7 @@ def _vocabulary(path: TokenPath, head: LMHead, x: Tensor) -> Iterator[JsonDict]:
     told: JsonDict = {} if head.bias is None else {"bias": head.bias[ids]}
     tied = matrix is path.trace.model.token_embedding.table.weight
     told |= {"rows": matrix[ids, :CORNER], "shape": list(matrix.shape), "top": top, "tied": tied}
-    yield card("head", "logits", x=x, by=head.scale, **told)
+    yield card("head", "logits", x=x, by=head.scale, cap=head.softcap, **told)
     yield card("head", "probabilities", top=top, count=len(logits), total=float(logits.logsumexp(-1)))
 
 

@@ -40,13 +40,15 @@ export const unembedding = {
     const matrix = card.tied ? "E" : "U";
     const highest = largest(card.top.map((one) => one.logit));
     const scaled = card.by === 1 ? "" : `${short(card.by)} · `;
+    const capped = card.cap === null ? "" : `,  l' = ${short(card.cap)} · tanh(l / ${short(card.cap)})`;
     return {
       name: "Unembedding: logits",
-      formula: `l [${count(all)}] = ${scaled}${matrix} [${count(all)}×${wide}] y [${wide}]${card.bias ? " + b" : ""}`,
+      formula: `l [${count(all)}] = ${scaled}${matrix} [${count(all)}×${wide}] y [${wide}]${card.bias ? " + b" : ""}${capped}`,
       legend: [
         [matrix, card.tied ? "the embedding matrix (tied)" : "the unembedding matrix, one learned row per token"],
         ["l", "a logit for each token"],
         ...(card.by === 1 ? [] : [[short(card.by), "1 / √d_model"]]),
+        ...(card.cap === null ? [] : [["l'", "the soft-capped logit, which is shown"]]),
       ],
       why: `One logit for each of ${count(all)} tokens: the dot product with its row.`,
       figure: () => [
