@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "qkv_bias": True,
         },
     ),
-    "output norms": ("tiny-decoder", {"norm_placement": "output", "init": "normal", "logit_softcap": 1.5}),
+    "output norms": ("tiny-decoder", {"norm_placement": "output", "init": "normal", "logit_softcap": 0.1}),
     "t5": ("tiny-seq2seq", {"position": {"kind": "relative"}, "dropout": 0.0, "embed_dropout": 0.0}),
 }
 
