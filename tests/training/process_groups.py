@@ -41,9 +41,10 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "norm": "layer",
             "init": "normal",
             "qkv_bias": True,
+            "logit_softcap": 0.1,
         },
     ),
-    "output norms": ("tiny-decoder", {"norm_placement": "output", "init": "normal", "logit_softcap": 0.1}),
+    "output norms": ("tiny-decoder", {"norm_placement": "output", "init": "normal"}),
     "t5": ("tiny-seq2seq", {"position": {"kind": "relative"}, "dropout": 0.0, "embed_dropout": 0.0}),
 }
 
