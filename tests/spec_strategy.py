@@ -17,6 +17,15 @@ SHAPES: dict[str, dict[str, Any]] = {
         "norm_placement": "parallel",
         "norm": {"kind": "layer"},
     },
+    "gemma2": {
+        "position": {"kind": "rotary"},
+        "norm_placement": "sandwich",
+        "windows": (4, 0),
+        "attention_softcap": 2.0,
+        "logit_softcap": 2.0,
+        "feedforward": {"kind": "geglu", "tanh": True},
+        "n_kv_heads": 2,
+    },
     "olmo2": {
         "position": {"kind": "rotary"},
         "norm_placement": "output",

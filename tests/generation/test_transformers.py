@@ -19,9 +19,10 @@ import pytest
 import torch
 import transformers as hf
 from examples import first_of
-from hub.hf_models import CASES, make
+from hub.hf_models import CASES, Float64Softmax, make
 from torch import Tensor, nn
 from transformers.generation import utils as searching
+from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.marian import modeling_marian
 
 import glasshouse as gh
@@ -61,7 +62,7 @@ SUMMED = NEW ** (
     1 - min(search.length_penalty for search in SEARCH_SETTINGS)
 )  # how much more a score may be off: about 8 times
 
-ONE_OF_EACH = ["gpt2", "llama-llama3", "mistral-window", "qwen2-windows", "qwen3", "gpt_neox", "olmo2"]
+ONE_OF_EACH = ["gpt2", "llama-llama3", "mistral-window", "qwen2-windows", "qwen3", "gpt_neox", "olmo2", "gemma2"]
 ONE_OF_EACH += ["t5", "marian", "bart"]
 GENERATING = [name for name in CASES if "bert" not in name and "bare" not in name]
 PAIRS = [
@@ -81,8 +82,9 @@ class Float64Torch:
 
 @pytest.fixture(autouse=True)
 def sums_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make transformers sum log-probabilities in float64, as we do for any dtype."""
+    """Make transformers sum log-probabilities in float64, as we do for any dtype, and Gemma 2's softmax."""
     monkeypatch.setattr(searching, "torch", Float64Torch())
+    monkeypatch.setattr(modeling_gemma2, "torch", Float64Softmax())
 
 
 class Text(NamedTuple):
@@ -232,7 +234,7 @@ def widen_weights(model: nn.Module) -> None:
 
 
 def keep_exact(model: nn.Module) -> None:
-    """Make a float64 model compute in float64 throughout: transformers casts norms and sinusoids to float32.
+    """Make a float64 model compute in float64 throughout: transformers casts norms, sinusoids and factors to float32.
 
     Rotary angles are float32 in both, since weights were trained with that rounding.
     """
@@ -242,6 +244,12 @@ def keep_exact(model: nn.Module) -> None:
                 exact = nn.RMSNorm(norm.weight.shape, norm.variance_epsilon)
                 exact.weight = norm.weight
                 setattr(module, name, exact)
+            if isinstance(norm, modeling_gemma2.Gemma2RMSNorm):
+                exact = nn.RMSNorm(norm.weight.shape, norm.eps, dtype=torch.float64)
+                exact.weight = nn.Parameter(1.0 + norm.weight.detach())
+                setattr(module, name, exact)
+        if isinstance(module, modeling_gemma2.Gemma2TextScaledWordEmbedding):
+            module.embed_scale = torch.tensor(module.embedding_dim, dtype=torch.float64).sqrt()
         if isinstance(module, modeling_marian.MarianSinusoidalPositionalEmbedding):
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(modeling_marian, "torch", Float64Torch())

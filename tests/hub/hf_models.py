@@ -33,6 +33,8 @@ LLAMA = {
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
 }
+# Soft-caps that the scores and logits of such small models reach.
+GEMMA2 = {**LLAMA, "head_dim": 12, "sliding_window": 4, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}
 OLMO2 = {**LLAMA, "eos_token_id": 2}
 BERT = {
     "vocab_size": 61,
@@ -153,6 +155,25 @@ CASES = {
         ),
         drops=True,
     ),
+    "gemma2": Case(
+        hf.Gemma2ForCausalLM, of(hf.Gemma2Config, GEMMA2, query_pre_attn_scalar=10), drops=True
+    ),
+    "gemma2-uncapped-biased-untied": Case(
+        hf.Gemma2ForCausalLM,
+        of(
+            hf.Gemma2Config,
+            GEMMA2,
+            attn_logit_softcapping=None,
+            final_logit_softcapping=None,
+            attention_bias=True,
+            tie_word_embeddings=False,
+            query_pre_attn_scalar=12,
+            hidden_activation="silu",
+            layer_types=["full_attention", "full_attention", "sliding_attention"],
+        ),
+        drops=True,
+    ),
+    "gemma2-bare": Case(hf.Gemma2Model, of(hf.Gemma2Config, GEMMA2), drops=True),
     "olmo2": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2), drops=True),
     "olmo2-all-heads-biased-tied": Case(
         hf.Olmo2ForCausalLM,
@@ -224,8 +245,15 @@ CASES = {
 
 # One of each family first.
 FAMILIES = ["gpt2", "llama", "mistral-window", "qwen2", "qwen3", "bert-masked", "roberta-masked"]
-FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2"]
+FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2", "gemma2"]
 EACH_FAMILY = first_of([*FAMILIES, *(name for name in CASES if name not in FAMILIES)], len(FAMILIES))
+
+
+class Float64Softmax:
+    """Replaces torch in transformers' Gemma 2, whose softmax is in float32: the lowest float64 is -inf there."""
+
+    def __getattr__(self, name: str) -> object:
+        return torch.float64 if name == "float32" else getattr(torch, name)
 
 
 def make(name: str) -> hf.PreTrainedModel:

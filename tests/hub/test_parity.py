@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import torch
 import transformers as hf
-from hub.hf_models import CASES, make
+from hub.hf_models import CASES, Float64Softmax, make
 from torch import Tensor
+from transformers.models.gemma2 import modeling_gemma2
 
 import glasshouse as gh
 from glasshouse import hub
@@ -26,7 +27,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def theirs(name: str) -> hf.PreTrainedModel:
+def theirs(name: str, monkeypatch: pytest.MonkeyPatch) -> hf.PreTrainedModel:
+    monkeypatch.setattr(modeling_gemma2, "torch", Float64Softmax())
     return make(name)
 
 

@@ -173,6 +173,22 @@ OLMO2 = {
     "olmo2-mlp-bias": (config(mlp_bias=True), "mlp_bias = True.*unknown"),
     "olmo2-layers-10^9": (config(num_hidden_layers=10**9), "1000000000 layers"),
 }
+GEMMA2 = {
+    "gemma2-cap-string": (config(final_logit_softcapping="30"), "final_logit_softcapping = '30'.*number"),
+    "gemma2-cap-zero": (config(attn_logit_softcapping=0), "attention_softcap is 0"),
+    "gemma2-cap-negative": (config(final_logit_softcapping=-1.0), "logit_softcap is -1.0"),
+    "gemma2-cap-nan": (config(final_logit_softcapping=float("nan")), "logit_softcap is nan"),
+    "gemma2-scalar-zero": (config(query_pre_attn_scalar=0), "query_pre_attn_scalar = 0.*at least 1"),
+    "gemma2-scalar-digits": (config(query_pre_attn_scalar=DIGITS), "query_pre_attn_scalar|digits"),
+    "gemma2-scalar-half": (config(query_pre_attn_scalar=0.5), "query_pre_attn_scalar = 0.5.*integer"),
+    "gemma2-types-too-few": (config(layer_types=["full_attention"]), "layer_types other than"),
+    "gemma2-types-unknown": (config(layer_types=["chunked_attention"] * 3), "layer_types other than"),
+    "gemma2-types-number": (config(layer_types=3), "layer_types other than"),
+    "gemma2-window-string": (config(sliding_window="4"), "sliding_window = '4'.*integer"),
+    "gemma2-window-negative": (config(sliding_window=-4), "windows is"),
+    "gemma2-both-ways": (config(use_bidirectional_attention=True), "use_bidirectional_attention = True"),
+    "gemma2-layers-10^9": (config(num_hidden_layers=10**9), "1000000000 layers"),
+}
 LABELS = {
     "labels-list": (config(id2label=["a", "b", "c"]), "id2label"),
     "labels-numbers": (config(id2label={"0": 0, "1": 1}), "id2label"),
@@ -211,6 +227,7 @@ CASES = {
     **on("qwen2", CONFIG, WINDOWS),
     **on("gpt_neox", CONFIG, NEOX),
     **on("olmo2", CONFIG, OLMO2),
+    **on("gemma2", CONFIG, GEMMA2),
     **on("bert-labels", CONFIG, LABELS),
     **on("own", CONFIG, OWN),
     **on("ours", CONFIG, OURS),

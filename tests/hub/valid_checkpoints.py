@@ -28,6 +28,14 @@ NEOX: Table = {
     "norm_placement": "parallel",
     "head": {"kind": "next_token", "tied": False},
 }
+GEMMA2: Table = {
+    "norm_placement": "sandwich",
+    "embed_scale": True,
+    "feedforward": {"kind": "geglu", "tanh": True},
+    "windows": (4, 0),
+    "attention_softcap": 50.0,
+    "logit_softcap": 30.0,
+}
 OLMO2: Table = {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}
 SPECS = {
     "gpt2": gh.preset("gpt2", **SMALL),
@@ -36,6 +44,7 @@ SPECS = {
     "mistral": gh.preset("llama-small", **LLAMA, windows=[5]),
     "qwen2": gh.preset("llama-small", **LLAMA, windows=[5, 0], qkv_bias=True),
     "gpt_neox": gh.preset("gpt2", **SMALL, **NEOX),
+    "gemma2": gh.preset("llama-small", **LLAMA, **GEMMA2),
     "olmo2": gh.preset("llama-small", **LLAMA, **OLMO2),
     "bert": gh.preset("tiny-encoder", **SMALL),
     "bert-bare": gh.preset("tiny-encoder", **SMALL, head="none"),

@@ -59,6 +59,7 @@ class TensorMapping(NamedTuple):
     n_chunks: int = 1  # this many equal chunks of a fused tensor
     by_head: bool = False  # the chunks of each head follow each other, and then those of the next head
     n_groups: int = 1  # the number of these heads; of the spec, where it is known
+    offset: float = 0.0  # ours minus theirs
 
     def shape(self, ours: Sequence[int]) -> list[int]:
         """Return the shape of the Hugging Face tensor, given that of ours."""
@@ -66,9 +67,10 @@ class TensorMapping(NamedTuple):
         return shape[::-1] if self.transposed else [1, *shape] if self.row else shape
 
     def view(self, tensor: Tensor) -> Tensor:
-        """Return our tensor as a view of the Hugging Face tensor, without a copy unless it is fused head by head."""
+        """Return our tensor, a view of the Hugging Face tensor unless that is fused head by head or has an offset."""
         tensor = tensor.flatten() if self.row else tensor
         tensor = tensor.T if self.transposed else tensor
+        tensor = tensor + self.offset if self.offset else tensor
         if self.n_groups > 1:
             return tensor.unflatten(0, (self.n_groups, self.n_chunks, -1))[:, self.chunk].flatten(0, 1)
         return tensor.chunk(self.n_chunks)[self.chunk] if self.n_chunks > 1 else tensor
@@ -84,6 +86,11 @@ def by_head(name: str, chunk: int, n_chunks: int) -> TensorMapping:
     return TensorMapping(name, chunk=chunk, n_chunks=n_chunks, by_head=True)
 
 
+def minus_one(name: str) -> TensorMapping:
+    """Return the mapping of a norm that multiplies by 1 + its weight."""
+    return TensorMapping(name, offset=1.0)
+
+
 def as_row(name: str) -> TensorMapping:
     """Return the mapping of a vector stored as a matrix of one row."""
     return TensorMapping(name, row=True)
@@ -92,6 +99,7 @@ def as_row(name: str) -> TensorMapping:
 def join(chunks: Sequence[tuple[TensorMapping, Tensor]]) -> Tensor:
     """Join our tensors into the Hugging Face tensor that stores them: the inverse of `view`."""
     mapping, whole = chunks[0]
+    whole = whole - mapping.offset if mapping.offset else whole
     if len(chunks) > 1:
         ordered = [tensor for _, tensor in sorted(chunks, key=lambda pair: pair[0].chunk)]
         groups = [tensor.unflatten(0, (mapping.n_groups, -1)) for tensor in ordered]

@@ -175,14 +175,19 @@ def _read_windows(keys: ConfigReader, n_layers: int) -> list[int]:
         if full < 0:
             raise StoreError(f"{keys.source!r} has max_window_layers = {full}, but it must be at least 0.")
         types = ["full_attention"] * min(full, n_layers) + ["sliding_attention"] * max(n_layers - full, 0)
+    windows = windows_of(keys, types, window, n_layers)
+    return windows[:1] if len(set(windows)) == 1 else windows
+
+
+def windows_of(keys: ConfigReader, types: object, window: int, n_layers: int) -> list[int]:
+    """Return the sliding window of each layer, 0 for full attention, from the type of each."""
     sizes = {"full_attention": 0, "sliding_attention": window}
     if not isinstance(types, list) or len(types) != n_layers or any(name not in list(sizes) for name in types):
         raise StoreError(
             f"{keys.source!r} has layer_types other than 'full_attention' or 'sliding_attention' for each of "
             f"{n_layers} layers."
         )
-    windows = [sizes[name] for name in types]
-    return windows[:1] if len(set(windows)) == 1 else windows
+    return [sizes[name] for name in types]
 
 
 def extra_qwen(spec: TransformerSpec, biased: bool) -> ConfigDict:
