@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import random
+import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -306,6 +307,24 @@ def test_steps_that_are_held_and_handed_over_together(kind: str, limit: str, mon
             start, size = [(0, length + count), (length, count), (0, length)][i % 3]
             whole = plain[name][0].narrow(plain.axes(name).index("position") - 1, start, size)
             assert_near(done.recording[f"{name}{spans[i % 3]}"], whole, name)
+
+
+def test_an_error_of_the_thread_that_hands_over_is_not_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise MemoryError("no room for the recording")
+
+    monkeypatch.setattr(recorded_steps, "_hand_over", fail)
+    engine = gh.Engine(build("learned"), slots=1, max_len=MAX_LEN)
+    short = engine.submit([1, 2], max_new_tokens=3, record="z.0")
+    engine.run()
+    with pytest.raises(MemoryError, match="no room"):
+        short.completions()
+    long = engine.submit([1, 2], max_new_tokens=30, record="z.0", logit_bias={7: -100.0})
+    with pytest.raises(MemoryError, match="no room"):
+        for _ in range(30):
+            engine.step()
+            time.sleep(0.01)
+    assert long.finish_reason == "error"
 
 
 def test_tokens_after_a_stop_string_are_not_recorded() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
@@ -25,7 +26,7 @@ class RecordedSteps:
         self._values: list[list[Tensor]] = []  # by step and site, [n, ...]
         self._bytes = 0
         self._thread = ThreadPoolExecutor(1, "recordings")
-        self._last: Future[None] | None = None
+        self._handed: deque[Future[None]] = deque()  # what the thread has yet to do, or whose error is not raised
 
     def add(self, seqs: Sequence[SequenceState], read: ReadStep) -> None:
         """Hold what was recorded in a decode step."""
@@ -33,6 +34,8 @@ class RecordedSteps:
         found = {site: value for site, value in named.items() if isinstance(site, RecordedSite)}
         if not found:
             return
+        while self._handed and self._handed[0].done():
+            self._handed.popleft().result()
         next_starts = [start + len(self._values) for start in self._starts]
         if (list(found), list(seqs), read.starts) != (self._sites, self._seqs, next_starts):
             self.flush()
@@ -48,14 +51,15 @@ class RecordedSteps:
     def flush(self) -> None:
         """Hand what is held to the recordings of its requests, in a thread that leaves the next step to this one."""
         if self._values:
-            self._last = self._thread.submit(_hand_over, self._seqs, self._starts, self._sites, self._values)
+            work = self._thread.submit(_hand_over, self._seqs, self._starts, self._sites, self._values)
+            self._handed.append(work)
         self._seqs, self._starts, self._sites, self._values, self._bytes = [], [], [], [], 0
 
     def finish(self) -> None:
         """Hand over what is held, and wait until the recordings have it."""
         self.flush()
-        if self._last is not None:
-            self._last.result()
+        while self._handed:
+            self._handed.popleft().result()
 
 
 def _hand_over(
