@@ -155,9 +155,7 @@ CASES = {
         ),
         drops=True,
     ),
-    "gemma2": Case(
-        hf.Gemma2ForCausalLM, of(hf.Gemma2Config, GEMMA2, query_pre_attn_scalar=10), drops=True
-    ),
+    "gemma2": Case(hf.Gemma2ForCausalLM, of(hf.Gemma2Config, GEMMA2, query_pre_attn_scalar=10), drops=True),
     "gemma2-uncapped-biased-untied": Case(
         hf.Gemma2ForCausalLM,
         of(
