@@ -90,7 +90,7 @@ def test_drafts_are_what_the_heads_predict_and_are_read_where_the_last_token_was
             layout = gh.layers.attend.layout.make_layout(torch.tensor([text[: written - 1]]))
             x = model.stack(model.token_embedding(torch.tensor([text[: written - 1]])), layout)[0, -1]
             table = model.token_embedding.table.weight
-            logits = [nn.functional.linear(*model.head.unprojected(draft(x), table)) for draft in model.head.drafts]
+            logits = [model.head.unprojected(draft(x), table).logits() for draft in model.head.drafts]
         assert drafts == [int(one.argmax()) for one in logits][: len(drafts)]
         kept = 0
         while kept < len(drafts) and drafts[kept] == text[written + kept]:
