@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -282,13 +282,8 @@ class _Pass:
             with record(self.model, *self.names, stop=True) as seen:
                 self.model(self._on_device(ids), lengths=padded)
             kept = slice(None) if padded is None else self._on_device(np.flatnonzero(real))
-            for name in self.names:
-                values = seen[name].movedim(seen.axes(name).index("position"), 1).flatten(0, 1)
-                result.add(name, values[kept], sum(map(len, result.tokens)))
-            result.tokens.append(tokens)
-        if self.device.type == "cuda":
-            result.copied = torch.cuda.Event()
-            result.copied.record()
+            values = {name: seen[name].movedim(seen.axes(name).index("position"), 1) for name in self.names}
+            result.add(tokens, {name: one.flatten(0, 1)[kept] for name, one in values.items()})
         return result
 
     def _on_device(self, values: Ints) -> Tensor:
@@ -303,29 +298,35 @@ class _ComputedShard:
         self._shard, self._dtype = shard, dtype
         self._values: dict[str, Tensor] = {}  # [tokens, ...]
         self._finite: dict[str, list[Tensor]] = {}
-        self.tokens: list[Ints] = []  # of each batch, where in the shard its tokens belong
-        self.copied: torch.cuda.Event | None = None
+        self._tokens: list[Ints] = []  # of each batch, where in the shard its tokens belong
+        self._copied: torch.cuda.Event | None = None
 
-    def add(self, name: str, values: Tensor, at: int) -> None:
-        """Copy the activations of a batch, without waiting for a GPU."""
-        if name not in self._values:
-            shape = (len(self._shard.ids), *values.shape[1:])
-            self._values[name] = torch.empty(shape, dtype=self._dtype, pin_memory=values.is_cuda)
-        values = values.to(self._dtype)
-        self._finite.setdefault(name, []).append(values.isfinite().all())
-        self._values[name][at : at + len(values)].copy_(values, non_blocking=True)
+    def add(self, tokens: Ints, found: Mapping[str, Tensor]) -> None:
+        """Copy the activations of a batch [tokens, ...], without waiting for a GPU."""
+        first = sum(map(len, self._tokens))
+        for name, values in found.items():
+            if name not in self._values:
+                shape = (len(self._shard.ids), *values.shape[1:])
+                self._values[name] = torch.empty(shape, dtype=self._dtype, pin_memory=values.is_cuda)
+            kept = values.to(self._dtype)
+            self._finite.setdefault(name, []).append(kept.isfinite().all())
+            self._values[name][first : first + len(kept)].copy_(kept, non_blocking=kept.is_cuda)
+            if kept.is_cuda:
+                self._copied = torch.cuda.Event()
+                self._copied.record()
+        self._tokens.append(tokens)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors of the shard in the order of its tokens, once they are there."""
-        if self.copied is not None:
-            self.copied.synchronize()
+        if self._copied is not None:
+            self._copied.synchronize()
         for name, finite in self._finite.items():
             if not all(map(bool, finite)):
                 raise InputError(
                     f"the activations at {name} have NaN, or numbers beyond {self._dtype}; choose "
                     "dtype='bfloat16', or check the model's weights."
                 )
-        shard, places = self._shard, np.concatenate(self.tokens)
+        shard, places = self._shard, np.concatenate(self._tokens)
         rows = shard.ids, shard.documents, shard.positions
         found = {name: torch.from_numpy(row) for name, row in zip(TOKENS, rows, strict=True)}
         if (np.diff(places) == 1).all():
