@@ -46,6 +46,7 @@ def drawn_edits(rng: random.Random, model: Model) -> dict[str, Any]:
         size = [shape[axis] for axis in axes[-1:]]
         drawn = torch.randn(size, generator=torch.Generator().manual_seed(rng.randrange(100))).double()
         edits = [0.0, 0.5, scale(rng.uniform(-1, 2)), add(drawn), drawn, [scale(0.5), add(drawn)]]
+        edits += [torch.tanh, [scale(2.0), torch.tanh, add(drawn)]]
         found[site.name + f"[{', '.join(index)}]" * bool(index)] = rng.choice(edits)
     return found
 
@@ -116,7 +117,8 @@ def test_beams_are_edited_too() -> None:
         ({"pattern.0": 0.0}, "pattern.0 cannot be edited by request"),
         ({"resid_post.0[position=3]": 0.0}, "resid_post.0[position=3] is of some rows or positions, but a request"),
         ({"z.0[head=9]": 0.0}, "z.0[head=9] has head index 9, but that axis has size"),
-        ({"z.0": abs}, "the edit of z.0 is a builtin_function_or_method, but it must be a number or tensor"),
+        ({"z.0": "zero"}, "the edit of z.0 is a str, but it must be a number or tensor"),
+        ({"z.0": gh.ablate_head(1)}, "the edit of z.0 is a AblationEdit, but it must be a number or tensor"),
         ({"resid_post.0": torch.ones(3)}, "the edit of resid_post.0 has shape [3], but there it must be [64]."),
         ({"resid_post.0": add(torch.ones(3))}, "the edit of resid_post.0 has shape [3], but there it must be [64]."),
         ({"resid_post.5": 0.0}, "the model has no site 'resid_post.5'; its layers are 0 to 1."),
@@ -128,6 +130,30 @@ def test_edits_that_are_not_possible_are_refused(edits: Any, message: str) -> No
     with pytest.raises(InputError) as refused:
         engine.submit([1, 2], edits=edits)
     assert message in str(refused.value)
+
+
+def test_a_function_that_fails_ends_its_request_alone() -> None:
+    model = build("learned")
+    engine = gh.Engine(model, slots=3, max_len=MAX_LEN)
+    calls = []
+
+    def fail_late(value: torch.Tensor) -> torch.Tensor:
+        calls.append(value.shape)
+        return value if len(calls) < 4 else value / None
+
+    late = engine.submit([1, 2, 3], max_new_tokens=9, min_new_tokens=9, edits={"resid_post.0": fail_late})
+    shape = engine.submit([4, 5], max_new_tokens=9, edits={"z.1[head=1]": lambda value: value[..., :3]})
+    plain = engine.submit([6, 7], max_new_tokens=9)
+    engine.run()
+    assert late.finish_reason == shape.finish_reason == "error"
+    assert late.error is not None
+    assert late.error.startswith("the edit of resid_post.0 raised TypeError: unsupported operand type(s)")
+    assert shape.error is not None
+    assert "the edit of z.1[head=1] gave shape" in shape.error
+    assert plain.ids == gh.generate(model, None, [[6, 7]], max_new_tokens=9)[0].ids
+    again = engine.submit([1, 2, 3], max_new_tokens=5)
+    engine.run()
+    assert again.ids == gh.generate(model, None, [[1, 2, 3]], max_new_tokens=5)[0].ids
 
 
 def test_drafts_are_not_edited() -> None:

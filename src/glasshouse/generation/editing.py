@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from glasshouse.errors import InputError
 from glasshouse.generation.recording import FindSites, site_shape
-from glasshouse.inspection.editing import Add, Scale
+from glasshouse.inspection.editing import Add, Change, Scale, apply_to_slice
 from glasshouse.inspection.hooks import Hook, HookManager, hook_manager_of
-from glasshouse.inspection.sites import Selection, Site, Span, select
+from glasshouse.inspection.sites import Selection, Site, select
 from glasshouse.models import Decoder, Seq2Seq
 
-SlotEdit = Scale | Add | Tensor | float  # multiply, add, or replace
-NAMED = "a number or tensor to replace it, gh.inspection.scale(...) or gh.inspection.add(...)"
+SlotEdit = Scale | Add | Tensor | float | Change  # multiply, add, replace, or what a function returns
+NAMED = "a number or tensor to replace it, gh.inspection.scale(...), gh.inspection.add(...) or a function"
 
 
 @dataclass(frozen=True, eq=False)
 class RequestEdit:
     """One edit of a request: what happens to a site or a part of it, at which of its positions."""
 
-    site: Site
+    selection: Selection  # of the engine's copy of the model
     index: tuple[int | slice, ...]  # of the axes besides batch and position
-    span: Span | None
     edit: SlotEdit
+
+    @property
+    def site(self) -> Site:
+        """The site that it edits."""
+        return self.selection.site
+
+    @property
+    def is_function(self) -> bool:
+        """Whether Python is called in each step, which is then no graph."""
+        return callable(self.edit) and not isinstance(self.edit, Scale | Add)
 
     def apply(self, scale: Tensor, shift: Tensor) -> None:
         """Change what one slot has of the site: value * scale + shift, without axes of batch and position."""
@@ -36,9 +45,43 @@ class RequestEdit:
                 shift[self.index] *= factor
             case Add(vector):
                 shift[self.index] += vector.to(shift)
-            case value:
+            case Tensor() | float() | int() as value:
                 scale[self.index] = 0.0
                 shift[self.index] = value.to(shift) if isinstance(value, Tensor) else value
+
+
+@dataclass(frozen=True)
+class EditedRequest:
+    """The edits of a sequence at a site where one is a function: all of them run in order, as those of `gh.edit`."""
+
+    slot: int
+    edits: Sequence[RequestEdit]
+    fail: Callable[[str], None]  # ends the request with an error: its neighbours go on
+    manager: HookManager
+
+    @property
+    def hook(self) -> Hook:
+        """The hook of passes in which the sequence may be."""
+        return Hook(_whole(self.edits[0].site), edit=self._edit, by_position=True)
+
+    def _edit(self, value: Tensor) -> Tensor:
+        """Return an activation with the row of this sequence edited."""
+        tokens = self.manager.generated
+        rows = [] if tokens is None else tokens.rows[:, 0].tolist()
+        if tokens is None or self.slot not in rows:
+            return value
+        row = rows.index(self.slot)
+        # A pass has tokens of the prompt, or one new token.
+        is_new = bool(tokens.positions[row, 0] >= tokens.prompt_lengths[row, 0])
+        own = value[row : row + 1]
+        try:
+            for one in self.edits:
+                if one.selection.span != ("prompt" if is_new else "new"):
+                    own = apply_to_slice(replace(one.selection, span=None), one.selection.name, one.edit, own)
+        except Exception as error:
+            self.fail(f"the edit of {one.selection.name} raised {type(error).__name__}: {error}")
+            return value
+        return torch.cat([value[:row], own, value[row + 1 :]])
 
 
 class EditedSite:
@@ -78,21 +121,31 @@ class RequestEdits:
         for site in {edit.site.name: edit.site for edit in self._of_slots.pop(slot, [])}:
             held = self._sites[site]
             held.scale[2 * slot : 2 * slot + 2], held.shift[2 * slot : 2 * slot + 2] = 1.0, 0.0
-        for edit in edits:
+        for edit in linear(edits):
             held = self._at(edit.site)
             for row, span in ((2 * slot, "prompt"), (2 * slot + 1, "new")):
-                if edit.span in (None, span):
+                if edit.selection.span in (None, span):
                     edit.apply(held.scale[row], held.shift[row])
-        if edits:
-            self._of_slots[slot] = list(edits)
+        if edits := linear(edits):
+            self._of_slots[slot] = edits
 
     def copy(self, source: int, target: int) -> None:
         """Edit a slot like another one, whose sequence it gets."""
         self.set(target, self._of_slots.get(source, []))
 
-    def of(self, edits: Sequence[RequestEdit]) -> list[EditedSite]:
-        """Return the sites that some requests edit."""
-        return [self._sites[name] for name in sorted({edit.site.name for edit in edits})]
+    def of(self, requests: Iterable[Sequence[RequestEdit]]) -> list[EditedSite]:
+        """Return the sites that some requests edit without functions, from the edits of each."""
+        names = {edit.site.name for edits in requests for edit in linear(edits)}
+        return [self._sites[name] for name in sorted(names)]
+
+    def by_functions(self, slot: int, edits: Sequence[RequestEdit], fail: Callable[[str], None]) -> list[Hook]:
+        """Return hooks for a sequence's edits at the sites where one is a function."""
+        by_site: dict[str, list[RequestEdit]] = {}
+        for edit in edits:
+            by_site.setdefault(edit.site.name, []).append(edit)
+        manager = hook_manager_of(self._model)
+        found = [some for some in by_site.values() if any(one.is_function for one in some)]
+        return [EditedRequest(slot, some, fail, manager).hook for some in found]
 
     def _at(self, site: Site) -> EditedSite:
         if site.name not in self._sites:
@@ -101,6 +154,13 @@ class RequestEdits:
             shape = _slot_shape(site, self._model)
             self._sites[site.name] = EditedSite(own.site, shape, self._slots, like, hook_manager_of(self._model))
         return self._sites[site.name]
+
+
+def linear(edits: Iterable[RequestEdit]) -> list[RequestEdit]:
+    """Return the edits of a request that are a scale and a shift: those of sites without a function."""
+    listed = list(edits)
+    by_function = {one.site.name for one in listed if one.is_function}
+    return [one for one in listed if one.site.name not in by_function]
 
 
 def request_edits(
@@ -141,9 +201,11 @@ def _request_edit(model: Decoder | Seq2Seq, selection: Selection, edit: SlotEdit
         )
     selection.check(site_shape(site, model.spec))
     index = tuple(one for axis, one in by_axis.items() if axis not in ("batch", "position"))
-    found = RequestEdit(site, index, selection.span, edit)
-    if not isinstance(edit, Scale | Add | Tensor | float | int) or isinstance(edit, bool):
+    found = RequestEdit(selection, index, edit)
+    if isinstance(edit, bool) or not (isinstance(edit, Scale | Add | Tensor | float | int) or callable(edit)):
         raise InputError(f"the edit of {selection.name} is a {type(edit).__name__}, but it must be {NAMED}.")
+    if found.is_function:
+        return found
     scratch = torch.ones(_slot_shape(site, model))
     try:
         found.apply(scratch, scratch.clone())

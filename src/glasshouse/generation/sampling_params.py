@@ -108,7 +108,7 @@ class SamplingParams:
     rules: tuple[Rule, ...] = ()  # what the scores of probes do
     lens: int = 0  # for each new token, also report so many of the most probable ones after each layer
     attended: Mapping[str, int] = field(default_factory=dict)  # and so many of the most attended positions, by site
-    edits: Mapping[str, Any] = field(default_factory=dict)  # of activations by site, as for gh.edit, but no functions
+    edits: Mapping[str, Any] = field(default_factory=dict)  # of activations by site, as for gh.edit
     constraint: Constraint | None = None  # what the output may be, such as a Grammar: other tokens are not sampled
 
     beams: int = number(1, POSITIVE, "Beam width of beam search, which samples nothing; 1 is no search.")

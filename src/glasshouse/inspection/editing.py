@@ -108,15 +108,15 @@ def edit(model: nn.Module, edits: Mapping[str, Edit | Sequence[Edit]]) -> Iterat
 def _apply(manager: HookManager, selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:
     """Return an activation edited at the selected positions, or in the selected slice."""
     if not _is_by_position(selection):
-        return _apply_to_slice(selection, name, edit, value)
+        return apply_to_slice(selection, name, edit, value)
     if manager.generated is None:  # the whole text, all of which is a prompt
-        return value if selection.span == "new" else _apply_to_slice(replace(selection, span=None), name, edit, value)
+        return value if selection.span == "new" else apply_to_slice(replace(selection, span=None), name, edit, value)
     at = selection.site.axes.index("position")
     index = (*selection.index[:at], slice(None), *selection.index[at + 1 :])
     if isinstance(selection.index[at], int) and callable(edit):
         # As in a forward pass of the whole text, the function is given an activation without the axis of positions.
         edit = partial(_at_each_position, edit, sum(isinstance(one, slice) for one in index[:at]))
-    edited = _apply_to_slice(replace(selection, index=index, span=None), name, edit, value)
+    edited = apply_to_slice(replace(selection, index=index, span=None), name, edit, value)
     chosen = manager.generated.selected(selection)
     shape = [
         chosen.shape[("batch", "position").index(axis)] if axis in ("batch", "position") else 1
@@ -134,7 +134,7 @@ def _at_each_position(edit: Change, axis: int, value: Tensor) -> Tensor:
     return new.expand_as(merged).unflatten(0, (len(value), -1)).movedim(1, axis)
 
 
-def _apply_to_slice(selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:
+def apply_to_slice(selection: Selection, name: str, edit: Edit, value: Tensor) -> Tensor:
     """Return an activation with the selected slice edited."""
     part = selection.of(value)
     new: object

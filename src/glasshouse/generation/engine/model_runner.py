@@ -188,7 +188,8 @@ class ModelRunner:
 
     def _can_batch(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk may share a pass with others."""
-        if self.batch_invariant or records_prompt(chunk):
+        functions = any(edit.is_function for edit in chunk.seq.request.edits)
+        if self.batch_invariant or records_prompt(chunk) or functions:
             return False
         if chunk.start == 0:
             # On a GPU sliding windows run in FlexAttention, which would be compiled for the shapes of batches.
@@ -277,8 +278,8 @@ class ModelRunner:
                 self._lenses[count] = LensReading(self.model, count)
             recorded[self._lenses[count].name] = self._lenses[count]
         probed = [site for site in self._probed if names & site.columns.keys()]
-        edits = self._edits.of([edit for seq in seqs for edit in seq.request.edits])
-        return PassHooks([*(recorded[name] for name in sorted(recorded)), *probed], edits)
+        edits = self._edits.of(seq.request.edits for seq in seqs)
+        return PassHooks([*(recorded[name] for name in sorted(recorded)), *probed], edits, self._edit_functions(seqs))
 
     def _decode_each(self, seqs: Sequence[SequenceState], hooks: PassHooks) -> DecodeOutput:
         """Decode sequence by sequence: on a CPU, how a row of a matmul rounds depends on its place."""
@@ -295,7 +296,7 @@ class ModelRunner:
         """Return the logits [n, V] of one new token per sequence, and what was read, [n, ...]."""
         before = view.start_positions() if hooks.readings else None
         positions = None if before is None else before.clone()
-        with self._reader.reading(hooks.readings, [one.hook for one in hooks.edits]) as values:
+        with self._reader.reading(hooks.readings, [*(one.hook for one in hooks.edits), *hooks.functions]) as values:
             logits = self._forward(ids, view, step=True, **arguments)[:, 0]
         return logits, *(
             reading.at(value, positions) if isinstance(reading, RecordedSite) and positions is not None else value
@@ -327,7 +328,14 @@ class ModelRunner:
             recording.add(site, value[0].cpu(), chunk.start, len(chunk.ids))
 
     def _edit_hooks(self, seqs: Sequence[SequenceState]) -> list[Hook]:
-        return [one.hook for one in self._edits.of([edit for seq in seqs for edit in seq.request.edits])]
+        fixed = self._edits.of(seq.request.edits for seq in seqs)
+        return [*(one.hook for one in fixed), *self._edit_functions(seqs)]
+
+    def _edit_functions(self, seqs: Sequence[SequenceState]) -> list[Hook]:
+        edited = [seq for seq in seqs if any(edit.is_function for edit in seq.request.edits)]
+        return [
+            hook for seq in edited for hook in self._edits.by_functions(seq.slot, seq.request.edits, seq.request.fail)
+        ]
 
     def _copy_state(self, source: int, target: int) -> None:
         """Give a slot, which gets the sequence of another one, what edits and steering know of that."""

@@ -13,6 +13,7 @@ from glasshouse.generation.editing import EditedSite
 from glasshouse.generation.engine.slots import Move, SequenceState
 from glasshouse.generation.recording import Reading, RecordedSite
 from glasshouse.generation.tops import Attended
+from glasshouse.inspection.hooks import Hook
 
 
 @dataclass
@@ -52,6 +53,7 @@ class PassHooks(NamedTuple):
 
     readings: Sequence[Reading] = ()
     edits: Sequence[EditedSite] = ()
+    functions: Sequence[Hook] = ()  # that edit, and are Python
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -60,8 +62,8 @@ class PassHooks(NamedTuple):
 
     @property
     def fits_graphs(self) -> bool:
-        """Whether the step may be a graph: scores and patterns are as long as the sequences."""
-        return not any(
+        """Whether the step may be a graph: scores and patterns grow with the sequences, and functions are Python."""
+        return not self.functions and not any(
             isinstance(one, Attended) or (isinstance(one, RecordedSite) and one.pairs) for one in self.readings
         )
 
