@@ -22,6 +22,7 @@ from glasshouse.inspection.linear_probe import HeldOut, LinearProbe
 from glasshouse.inspection.steering import model_fingerprint
 from glasshouse.serve import Limits, ServedModel, Server, assign_rules
 from glasshouse.serve.answers.logprobs import token_text
+from glasshouse.serve.runtime.exchange import Job, Piece
 
 SETTINGS: dict[str, Any] = {"model": "decoder", "prompt": "to be", "max_tokens": 24, "temperature": 0}
 SITES = ("resid_post.1[position=new]", "pattern.0[head=1]")
@@ -299,3 +300,20 @@ def test_rules_go_to_the_models_that_have_the_probe() -> None:
     assert assign_rules([rule], [{"minds"}, {"nobles"}]) == [[rule], []]
     with pytest.raises(InputError, match="names the probe 'minds', which is not there; there is none"):
         assign_rules([rule], [{}])
+
+
+def test_an_answer_that_cannot_be_made_fails_alone(
+    server: Server, expected: gh.generation.Completion, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = Job.take
+
+    def fail(job: Job) -> Piece | None:
+        if job.request.done and job.request.recording is not None:
+            raise RuntimeError("no such tensor")
+        return take(job)
+
+    monkeypatch.setattr(Job, "take", fail)
+    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEYS[0], max_retries=0) as client:
+        with pytest.raises(openai.APIError, match="the answer could not be made; see the log"):
+            client.completions.create(**SETTINGS, extra_body={"record": [SITES[0]]})
+        assert client.completions.create(**SETTINGS).choices[0].text == expected.text

@@ -140,12 +140,9 @@ class RequestEdits:
 
     def by_functions(self, slot: int, edits: Sequence[RequestEdit], fail: Callable[[str], None]) -> list[Hook]:
         """Return hooks for a sequence's edits at the sites where one is a function."""
-        by_site: dict[str, list[RequestEdit]] = {}
-        for edit in edits:
-            by_site.setdefault(edit.site.name, []).append(edit)
-        manager = hook_manager_of(self._model)
-        found = [some for some in by_site.values() if any(one.is_function for one in some)]
-        return [EditedRequest(slot, some, fail, manager).hook for some in found]
+        names = dict.fromkeys(edit.site.name for edit in edits if edit.is_function)
+        by_site = [[edit for edit in edits if edit.site.name == name] for name in names]
+        return [EditedRequest(slot, some, fail, hook_manager_of(self._model)).hook for some in by_site]
 
     def _at(self, site: Site) -> EditedSite:
         if site.name not in self._sites:

@@ -106,19 +106,21 @@ class RequestRecording:
     def of_pass(self, start: int) -> dict[str, RecordedSite]:
         """Return the sites to read in a pass of the decoder whose first token is at a position, by name."""
         found = self._of_prompt if start < self._prompt_len else self._of_new
-        return found | {site.name: site for site in self._of_one_pass if not self._pieces.get(site)}
+        return found | {site.name: site for site in self._of_one_pass if site not in self._pieces}
 
     def add_steps(self, name: str, value: Tensor, start: int, count: int) -> None:
         """Keep the values of this sequence in decode steps, the first of whose tokens is at position `start`."""
-        for found, span in (
-            (self._of_prompt, range(start, min(start + count, self._prompt_len))),
-            (self._of_new, range(max(start, self._prompt_len), start + count)),
-        ):
-            if span and (site := found.get(name)) is not None:
-                self.add(site, value.narrow(site.seq_dim, span.start - start, len(span)), span.start, len(span))
-        for site in self._of_one_pass:
-            if site.name == name and not self._pieces.get(site):
+        site = next((one for one in self._sites if one.name == name), None)
+        if site is None:
+            return
+        if not site.per_token:
+            if site not in self._pieces:  # else a pass before had all of it
                 self.add(site, value, start, count)
+            return
+        span = self._span(site)
+        kept = range(max(start, span.start), min(start + count, span.stop))
+        if kept:
+            self.add(site, value.narrow(site.seq_dim, kept.start - start, len(kept)), kept.start, len(kept))
 
     def add(self, site: RecordedSite, value: Tensor, start: int, count: int) -> None:
         """Keep the values of this sequence in a forward pass, whose new tokens start at position `start`."""

@@ -332,9 +332,8 @@ class ModelRunner:
         return [*(one.hook for one in fixed), *self._edit_functions(seqs)]
 
     def _edit_functions(self, seqs: Sequence[SequenceState]) -> list[Hook]:
-        edited = [seq for seq in seqs if any(edit.is_function for edit in seq.request.edits)]
         return [
-            hook for seq in edited for hook in self._edits.by_functions(seq.slot, seq.request.edits, seq.request.fail)
+            hook for seq in seqs for hook in self._edits.by_functions(seq.slot, seq.request.edits, seq.request.fail)
         ]
 
     def _copy_state(self, source: int, target: int) -> None:

@@ -24,7 +24,6 @@ class RecordedSteps:
         self._starts: list[int] = []  # the position of each sequence's first token that is held
         self._sites: list[RecordedSite] = []
         self._values: list[list[Tensor]] = []  # by step and site, [n, ...]
-        self._bytes = 0
         self._thread = ThreadPoolExecutor(1, "recordings")
         self._handed: deque[Future[None]] = deque()  # what the thread has yet to do, or whose error is not raised
 
@@ -44,8 +43,8 @@ class RecordedSteps:
                 if seq.request.recording is not None:
                     seq.request.recording.on_result = self.finish
         self._values.append(list(found.values()))
-        self._bytes += sum(value.nbytes for value in found.values())
-        if not all(site.joins_steps for site in found) or len(self._values) == MOST_STEPS or self._bytes > MOST_BYTES:
+        held = len(self._values) * sum(value.nbytes for value in found.values())
+        if not all(site.joins_steps for site in found) or len(self._values) == MOST_STEPS or held > MOST_BYTES:
             self.flush()
 
     def flush(self) -> None:
@@ -53,7 +52,7 @@ class RecordedSteps:
         if self._values:
             work = self._thread.submit(_hand_over, self._seqs, self._starts, self._sites, self._values)
             self._handed.append(work)
-        self._seqs, self._starts, self._sites, self._values, self._bytes = [], [], [], [], 0
+        self._seqs, self._starts, self._sites, self._values = [], [], [], []
 
     def finish(self) -> None:
         """Hand over what is held, and wait until the recordings have it."""
