@@ -313,7 +313,9 @@ def test_an_answer_that_cannot_be_made_fails_alone(
         return take(job)
 
     monkeypatch.setattr(Job, "take", fail)
-    with openai.OpenAI(base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEYS[0], max_retries=0) as client:
+    with openai.OpenAI(
+        base_url=f"http://127.0.0.1:{server.port}/v1", api_key=KEYS[0], max_retries=0, timeout=20
+    ) as client:
         with pytest.raises(openai.APIError, match="the answer could not be made; see the log"):
             client.completions.create(**SETTINGS, extra_body={"record": [SITES[0]]})
         assert client.completions.create(**SETTINGS).choices[0].text == expected.text
