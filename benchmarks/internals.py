@@ -10,6 +10,7 @@ On a GPU: --model llama-1b --requests 64 --new 256.
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import time
 from typing import Any
@@ -27,7 +28,7 @@ PROBES = 16
 Settings = dict[str, Any]
 
 
-def make_engine(model: gh.models.Decoder, args: argparse.Namespace, site: str) -> gh.Engine:
+def make_engine(model: gh.models.Decoder, slots: int, max_len: int, site: str) -> gh.Engine:
     """Return an engine with a steering vector and sixteen probes of one site."""
     mark = model_fingerprint(model)
     vector = SteeringVector(0.1 * torch.randn(model.spec.d_model), site, mark)
@@ -36,22 +37,20 @@ def make_engine(model: gh.models.Decoder, args: argparse.Namespace, site: str) -
         f"probe {number}": LinearProbe(torch.randn(model.spec.d_model), 0.0, site, mark, held_out)
         for number in range(PROBES)
     }
-    return gh.Engine(
-        model, slots=args.requests, max_len=args.prompt + args.new, steering={"vector": vector}, probes=probes
-    )
+    return gh.Engine(model, slots=slots, max_len=max_len, steering={"vector": vector}, probes=probes)
 
 
-def rate(engine: gh.Engine, prompts: list[list[int]], new: int, each: list[Settings]) -> float:
+def rate(engine: gh.Engine, prompts: list[list[int]], lengths: list[int], each: list[Settings]) -> float:
     """Return the tokens per second of one call."""
     begin = time.perf_counter()
     requests = [
         engine.submit(prompt, max_new_tokens=new, min_new_tokens=new, **settings)
-        for prompt, settings in zip(prompts, each, strict=True)
+        for prompt, new, settings in zip(prompts, lengths, itertools.cycle(each), strict=False)
     ]
     engine.run()
     for request in requests:
         _ = request.completions()
-    return len(requests) * new / (time.perf_counter() - begin)
+    return sum(lengths) / (time.perf_counter() - begin)
 
 
 def main() -> None:
@@ -60,6 +59,9 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=8, help="of a call (default 8)")
     parser.add_argument("--prompt", type=int, default=128, help="[tokens] (default 128)")
     parser.add_argument("--new", type=int, default=64, help="[tokens] of each request (default 64)")
+    parser.add_argument(
+        "--turnover", type=int, default=1, help="4: four for each slot, of half to one and a half as many new tokens"
+    )
     parser.add_argument("--rounds", type=int, default=3, help="(default 3)")
     parser.add_argument("--device", default="auto")
     add_save(parser)
@@ -68,7 +70,8 @@ def main() -> None:
     dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     model = gh.build(gh.preset(args.model), device=device, dtype=dtype).eval()
     site = f"resid_post.{model.spec.n_layers // 2}"
-    engine = make_engine(model, args, site)
+    count, spread = args.requests * args.turnover, args.new // 2 if args.turnover > 1 else 0
+    engine = make_engine(model, args.requests, args.prompt + args.new + spread, site)
     draw = np.random.default_rng(0)
     plain: Settings = {}
     settings: dict[str, list[Settings]] = {
@@ -84,8 +87,9 @@ def main() -> None:
     rates: dict[str, list[float]] = {name: [] for name in settings}
     for number in range(-1, args.rounds):  # the first warms up
         for name, each in settings.items():
-            ids = draw.integers(5, model.spec.vocab_size, (args.requests, args.prompt)).tolist()  # no shared prefix
-            measured = rate(engine, ids, args.new, each)
+            ids = draw.integers(5, model.spec.vocab_size, (count, args.prompt)).tolist()  # no shared prefix
+            lengths = np.random.default_rng(number + 1).integers(args.new - spread, args.new + spread + 1, count)
+            measured = rate(engine, ids, lengths.tolist(), each)
             if number >= 0:
                 rates[name].append(measured)
     print(f"{args.model} on {device}, {args.requests} requests of {args.prompt} + {args.new} tokens")

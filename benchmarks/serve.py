@@ -18,13 +18,11 @@ import argparse
 import http.client
 import json
 import os
-import queue
 import random
 import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -38,71 +36,10 @@ from glasshouse.serve import Limits, ServedModel, Server
 
 NAME = "model"
 OFF = "serve"
-PROBE_PAUSE = 0.1  # seconds between two requests to /health: seldom, as they take the cores of the engine
+CLIENTS = Path(__file__).with_name("serve_clients.py")
 
 
-# The client, in a process of its own
-
-
-def post(connection: http.client.HTTPConnection, body: dict[str, Any]) -> dict[str, Any]:
-    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
-    response = connection.getresponse()
-    answer = json.loads(response.read())
-    if response.status != 200:
-        raise SystemExit(f"{response.status}: {answer}")
-    return answer
-
-
-def client(port: int, clients: int, bodies: list[dict[str, Any]]) -> None:
-    """Send all requests from a number of threads; print seconds, tokens and latencies as JSON."""
-    left: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
-    for body in bodies:
-        left.put(body)
-    tokens, latencies, probes = [], [], []
-    done = threading.Event()
-
-    def work() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        while True:
-            try:
-                body = left.get_nowait()
-            except queue.Empty:
-                return
-            begin = time.perf_counter()
-            answer = post(connection, body)
-            latencies.append(time.perf_counter() - begin)
-            tokens.append(answer["usage"]["completion_tokens"])
-
-    def probe() -> None:
-        connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-        while not done.wait(PROBE_PAUSE):
-            begin = time.perf_counter()
-            connection.request("GET", "/health")
-            connection.getresponse().read()
-            probes.append(time.perf_counter() - begin)
-
-    threads = [threading.Thread(target=work) for _ in range(clients)]
-    watching = threading.Thread(target=probe)
-    watching.start()
-    begin = time.perf_counter()
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - begin
-    done.set()
-    watching.join()
-    health = sorted(probes or [0.0])[int(0.99 * (len(probes) - 1))] if probes else 0.0
-    print(
-        json.dumps(
-            {
-                "seconds": seconds,
-                "tokens": sum(tokens),
-                "latencies": latencies,
-                "health_p99": health,
-            }
-        )
-    )
+# The clients
 
 
 def load(port: int, clients: int, bodies: list[dict[str, Any]]) -> dict[str, float]:
@@ -121,7 +58,7 @@ def load(port: int, clients: int, bodies: list[dict[str, Any]]) -> dict[str, flo
 
 
 def one_process(port: int, clients: int, bodies: list[dict[str, Any]]) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--as-client", str(port), str(clients)]
+    command = [sys.executable, str(CLIENTS), str(port), str(clients)]
     done = subprocess.run(command, input=json.dumps(bodies), capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"the clients failed: {done.stderr}")
@@ -369,7 +306,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--as-client"]:
-        client(int(sys.argv[2]), int(sys.argv[3]), json.load(sys.stdin))
-    else:
-        main()
+    main()

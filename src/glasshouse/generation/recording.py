@@ -50,11 +50,16 @@ class Reader:
         self._values: dict[str, list[Tensor]] = {}  # of this forward pass
 
     @contextmanager
-    def reading(self, readings: Iterable[Reading], edits: Iterable[Hook] = ()) -> Iterator[list[Tensor]]:
-        """Read one forward pass inside the block; the values are in the list after it, in this order."""
+    def reading(
+        self, readings: Iterable[Reading], edits: Iterable[Hook] = (), packed: int | None = None
+    ) -> Iterator[list[Tensor]]:
+        """Read one forward pass inside the block; the values are in the list after it, in this order.
+
+        Of `packed` sequences the new tokens are the first of the pass, which is of one row.
+        """
         found: list[Tensor] = []
         asked = list(readings)
-        if not (hooks := [*edits, *(hook for one in asked for hook in self._hooks(one))]):
+        if not (hooks := [*edits, *(hook for one in asked for hook in self._hooks(one, packed))]):
             yield found
             return
         try:
@@ -64,9 +69,21 @@ class Reader:
         finally:
             self._values.clear()
 
-    def _hooks(self, reading: Reading) -> list[Hook]:
+    def _hooks(self, reading: Reading, packed: int | None) -> list[Hook]:
         values = self._values.setdefault(reading.name, [])
-        return [Hook(one, read=values.append, captured=True) for one in reading.in_pass(self._model)]
+
+        def hook(selection: Selection) -> Hook:
+            def read(value: Tensor) -> None:
+                values.append(value if packed is None else _unpacked(value, selection.axes.index("position"), packed))
+
+            return Hook(selection, read=read, captured=True)
+
+        return [hook(one) for one in reading.in_pass(self._model)]
+
+
+def _unpacked(value: Tensor, position: int, n: int) -> Tensor:
+    """Return the first n tokens of one row [1, ..., S, ...] as rows of their own, [n, ..., 1, ...]."""
+    return value.narrow(position, 0, n).transpose(0, position)
 
 
 class RequestRecording:
@@ -89,6 +106,11 @@ class RequestRecording:
     def of_prompt(self) -> bool:
         """Whether positions of the prompt are recorded."""
         return any(site.selection.span != "new" for site in self._sites)
+
+    @property
+    def of_single_tokens(self) -> bool:
+        """Whether what is read of a token can be cut out of a pass with tokens of other sequences in its row."""
+        return all(site.joins_steps and not site.from_cache for site in self._sites)
 
     @property
     def of_source(self) -> list[RecordedSite]:

@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -145,11 +146,16 @@ class Request:
         """Whether the request is finished."""
         return self.finish_reason is not None
 
-    @property
-    def is_hooked(self) -> bool:
-        """Whether activations are recorded, scored by probes, or edited."""
-        asked = self.scores or self.edits or self.options.lens or self.attended
-        return self.recording is not None or bool(asked)
+    @cached_property
+    def can_mix(self) -> bool:
+        """Whether its decode steps may have tokens of another prompt, by what is read and edited in them."""
+        readable = self.recording is None or self.recording.of_single_tokens
+        return readable and not self.attended and not any(edit.is_function for edit in self.edits)
+
+    @cached_property
+    def records_prompt(self) -> bool:
+        """Whether positions of the prompt are recorded: it is then prefilled alone, without a CUDA graph."""
+        return self.recording is not None and self.recording.of_prompt
 
     @property
     def truncated(self) -> bool:

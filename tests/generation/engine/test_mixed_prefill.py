@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
+from generation.test_request_internals import make_probes
 from torch import Tensor
 
 import glasshouse as gh
+from glasshouse.generation import Completion
 from glasshouse.generation.engine import model_runner, scheduler
 from glasshouse.layers.attend import decode as decode_attention
 from glasshouse.layers.attend.layout import make_layout
@@ -40,7 +43,7 @@ def mixed_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     monkeypatch.setattr(
         model_runner.ModelRunner,
         "_decode_mixed",
-        lambda self, width: [widths.append(width), decode_mixed(self, width)][1],
+        lambda self, width, hooks: [widths.append(width), decode_mixed(self, width, hooks)][1],
     )
     return widths
 
@@ -60,6 +63,43 @@ def draw_prompts(count: int, seed: int) -> list[list[int]]:
         shared * source.randint(0, 1) + [source.randrange(256) for _ in range(source.randint(1, 30))]
         for _ in range(count)
     ]
+
+
+@pytest.mark.parametrize("spans", [("",), ("[position=new]",), ("", "[position=new]", "[position=prompt]")])
+def test_what_is_read_and_edited_is_as_without_mixing(spans: tuple[str, ...], mixed_steps: list[int]) -> None:
+    model, rng = make_model(), random.Random(len(spans))
+    names = [name for name, site in gh.inspection.sites(model).items() if "position" in site.axes]
+    prompts = draw_prompts(14, seed=2)
+    asked: list[dict[str, Any]] = [
+        {"max_new_tokens": 3 + number, "lens": number % 3} for number in range(len(prompts))
+    ]
+    for number, one in enumerate(asked):
+        if number % 2:
+            one["record"] = [name + rng.choice(spans) for name in rng.sample(names, 5)]
+        if number % 4 > 1:
+            one["probes"] = ("b", "c")
+        if number % 5 == 0:
+            one["edits"] = {"z.0[head=1]": 0.0, "resid_post.0[position=new]": gh.inspection.scale(0.5)}
+
+    def run(slots: int) -> list[Completion]:
+        engine = gh.Engine(model, slots=slots, max_len=96, prefill_chunk=8, probes=make_probes(model))
+        requests = [engine.submit(prompt, **one) for prompt, one in zip(prompts, asked, strict=True)]
+        engine.run()
+        return [request.completions()[0] for request in requests]
+
+    alone = run(1)
+    assert not mixed_steps
+    for one, expected in zip(run(3), alone, strict=True):
+        assert one.ids == expected.ids
+        assert (one.recording is None) == (expected.recording is None)
+        for name, value in (expected.recording or {}).items():
+            torch.testing.assert_close(one.recording[name], value, rtol=1e-9, atol=1e-9)
+        for name, scores in (expected.scores or {}).items():
+            assert one.scores is not None
+            assert one.scores[name] == pytest.approx(scores, rel=1e-4, abs=1e-5)  # in float32
+        if expected.lens is not None:
+            torch.testing.assert_close(one.lens, expected.lens, rtol=1e-5, atol=1e-6)
+    assert len(mixed_steps) > 5
 
 
 @pytest.mark.few(1)

@@ -180,7 +180,7 @@ class ModelRunner:
                 (edited if chunk.seq.request.edits else batch).append(chunk)
             elif chunk.ids:
                 with self._hooking_prompt(chunk):
-                    eager = records_prompt(chunk) or bool(chunk.seq.request.edits)
+                    eager = chunk.seq.request.records_prompt or bool(chunk.seq.request.edits)
                     self.prefill(chunk.ids, chunk.seq.slot, chunk.start, eager=eager)
         self._prefill.run(self._forward, batch)
         with self._reader.reading([], self._edit_hooks([chunk.seq for chunk in edited])):
@@ -189,7 +189,7 @@ class ModelRunner:
     def _can_batch(self, chunk: PrefillChunk) -> bool:
         """Whether a chunk may share a pass with others."""
         functions = any(edit.is_function for edit in chunk.seq.request.edits)
-        if self.batch_invariant or records_prompt(chunk) or functions:
+        if self.batch_invariant or chunk.seq.request.records_prompt or functions:
             return False
         if chunk.start == 0:
             # On a GPU sliding windows run in FlexAttention, which would be compiled for the shapes of batches.
@@ -248,7 +248,7 @@ class ModelRunner:
 
     def _decode_step(self, step: ScheduledStep) -> StepOutput:
         """Decode one token per sequence, and prefill the mixed chunk."""
-        seqs, hooks = step.decoding, self._hooks(step.decoding)
+        seqs, hooks = step.decoding, self._hooks(step)
         if self.batch_invariant and self._graphs is None:
             output = self._decode_each(seqs, hooks)
         else:
@@ -263,8 +263,10 @@ class ModelRunner:
         sampled = SampledTokens.start_copy(tokens, logprobs, ones, top, output.candidates, read)
         return StepOutput(sampled, output.logits, written=ones)
 
-    def _hooks(self, seqs: Sequence[SequenceState]) -> PassHooks:
+    def _hooks(self, step: ScheduledStep) -> PassHooks:
         """Return what some sequence wants of a decode step: recorded sites, lens, probes, and edits."""
+        seqs = step.decoding
+        edited = seqs if step.mixed is None or step.mixed.is_last else [*seqs, step.mixed.seq]
         recorded: dict[str, Reading] = {}
         names: set[str] = set()
         for seq in seqs:
@@ -278,7 +280,7 @@ class ModelRunner:
                 self._lenses[count] = LensReading(self.model, count)
             recorded[self._lenses[count].name] = self._lenses[count]
         probed = [site for site in self._probed if names & site.columns.keys()]
-        edits = self._edits.of(seq.request.edits for seq in seqs)
+        edits = self._edits.of(seq.request.edits for seq in edited)
         return PassHooks([*(recorded[name] for name in sorted(recorded)), *probed], edits, self._edit_functions(seqs))
 
     def _decode_each(self, seqs: Sequence[SequenceState], hooks: PassHooks) -> DecodeOutput:
@@ -333,7 +335,10 @@ class ModelRunner:
 
     def _edit_functions(self, seqs: Sequence[SequenceState]) -> list[Hook]:
         return [
-            hook for seq in seqs for hook in self._edits.by_functions(seq.slot, seq.request.edits, seq.request.fail)
+            hook
+            for seq in seqs
+            if seq.request.edits
+            for hook in self._edits.by_functions(seq.slot, seq.request.edits, seq.request.fail)
         ]
 
     def _copy_state(self, source: int, target: int) -> None:
@@ -440,7 +445,6 @@ class ModelRunner:
         self._in_use[:n], self._in_use[n:] = 1, 0
         if mixed is not None:
             self._stage(mixed)
-            assert not hooks.names  # the scheduler mixes none into steps that are hooked
         name: Literal["decode", "mixed"] = "decode" if mixed is None else "mixed"
         return as_output(one[:n] for one in self._run_decode(name, width, hooks))
 
@@ -463,7 +467,7 @@ class ModelRunner:
         self, name: Literal["decode", "mixed"], width: int, hooks: PassHooks = NO_HOOKS
     ) -> tuple[Tensor, ...]:
         def work() -> tuple[Tensor, ...]:
-            return self._decode_batch(width, hooks) if name == "decode" else self._decode_mixed(width)
+            return self._decode_batch(width, hooks) if name == "decode" else self._decode_mixed(width, hooks)
 
         if not hooks.fits_graphs or not self._is_captured(hooks):
             return work()
@@ -485,7 +489,7 @@ class ModelRunner:
         logits, *read = self._step(self.next_input_ids[:width], view, hooks, lengths=in_use)
         return results_of(self._sample(logits), read)
 
-    def _decode_mixed(self, width: int) -> tuple[Tensor, ...]:
+    def _decode_mixed(self, width: int, hooks: PassHooks) -> tuple[Tensor, ...]:
         """Run the decode tokens of all slots and the prefill tokens as one packed sequence."""
         ids, slots, positions, in_use = self._staged
         view = MixedBatch(
@@ -493,8 +497,9 @@ class ModelRunner:
         )
         real = torch.cat([self._in_use[:width], in_use]) > 0
         ids = torch.cat([self.next_input_ids[:width, 0], ids])[None]
-        logits = self._forward(ids, view, mask=real[None], logits_to_keep=self._slot_ids[:width], step=True)[0]
-        return results_of(self._sample(logits), [])
+        with self._reader.reading(hooks.readings, [one.hook for one in hooks.edits], packed=width) as values:
+            logits = self._forward(ids, view, mask=real[None], logits_to_keep=self._slot_ids[:width], step=True)[0]
+        return results_of(self._sample(logits), values)
 
     def _stage(self, chunk: PrefillChunk) -> None:
         """Copy a prefill chunk into the tensors that CUDA graphs read."""
@@ -553,12 +558,6 @@ def _prompt_lengths(copy: Decoder | Seq2Seq, slots: int) -> Tensor:
 def _lengths(seqs: list[SequenceState], new: int) -> tuple[int, int]:
     """Return the length of the longest sequence with `new` more tokens, and of the longest source."""
     return max(seq.n_cached for seq in seqs) + new, max(len(seq.request.source) for seq in seqs)
-
-
-def records_prompt(chunk: PrefillChunk) -> bool:
-    """Whether positions of the prompt are recorded: the chunk is then prefilled alone, without a CUDA graph."""
-    recording = chunk.seq.request.recording
-    return recording is not None and recording.of_prompt
 
 
 def results_of(output: DecodeOutput, read: Sequence[Tensor]) -> tuple[Tensor, ...]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from threading import Lock
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,17 +15,26 @@ from glasshouse.generation.engine.slots import SequenceState
 from glasshouse.generation.engine.step import ReadStep
 from glasshouse.generation.recording import RecordedSite
 
-MOST_STEPS, MOST_BYTES = 8, 2**26  # that are held, at most: with more, the last of them keep the result waiting
+MOST_STEPS, MOST_BYTES = 16, 2**26  # that are held, at most: with more, the last of them keep the result waiting
+
+
+class HeldStep(NamedTuple):
+    """What was recorded in a decode step."""
+
+    seqs: Sequence[SequenceState]
+    starts: Sequence[int]  # the position of each sequence's token
+    values: dict[RecordedSite, Tensor]  # [n, ...]
 
 
 class RecordedSteps:
-    """Holds the recorded sites of consecutive steps of the same sequences, until one of their results is wanted."""
+    """Holds the recorded sites of the last steps, until there are many or one of their results is wanted.
+
+    A thread hands them over, and leaves the next step to the engine's; `finish` may be called in any thread.
+    """
 
     def __init__(self) -> None:
-        self._seqs: list[SequenceState] = []
-        self._starts: list[int] = []  # the position of each sequence's first token that is held
-        self._sites: list[RecordedSite] = []
-        self._values: list[list[Tensor]] = []  # by step and site, [n, ...]
+        self._held: list[HeldStep] = []
+        self._lock = Lock()  # guards them, and what is handed over
         self._thread = ThreadPoolExecutor(1, "recordings")
         self._handed: deque[Future[None]] = deque()  # what the thread has yet to do, or whose error is not raised
 
@@ -33,40 +44,48 @@ class RecordedSteps:
         found = {site: value for site, value in named.items() if isinstance(site, RecordedSite)}
         if not found:
             return
-        while self._handed and self._handed[0].done():
-            self._handed.popleft().result()
-        next_starts = [start + len(self._values) for start in self._starts]
-        if (list(found), list(seqs), read.starts) != (self._sites, self._seqs, next_starts):
-            self.flush()
-            self._seqs, self._starts, self._sites = list(seqs), read.starts, list(found)
-            for seq in seqs:
-                if seq.request.recording is not None:
-                    seq.request.recording.on_result = self.finish
-        self._values.append(list(found.values()))
-        held = len(self._values) * sum(value.nbytes for value in found.values())
-        if not all(site.joins_steps for site in found) or len(self._values) == MOST_STEPS or held > MOST_BYTES:
-            self.flush()
+        for seq in seqs:
+            if seq.request.recording is not None:
+                seq.request.recording.on_result = self.finish
+        with self._lock:
+            while self._handed and self._handed[0].done():
+                self._handed.popleft().result()
+            self._held.append(HeldStep(list(seqs), read.starts, found))
+            size = sum(value.nbytes for step in self._held for value in step.values.values())
+            if not all(site.joins_steps for site in found) or len(self._held) == MOST_STEPS or size > MOST_BYTES:
+                self._flush()
 
     def flush(self) -> None:
-        """Hand what is held to the recordings of its requests, in a thread that leaves the next step to this one."""
-        if self._values:
-            work = self._thread.submit(_hand_over, self._seqs, self._starts, self._sites, self._values)
-            self._handed.append(work)
-        self._seqs, self._starts, self._sites, self._values = [], [], [], []
+        """Hand what is held to the recordings of its requests, in the thread."""
+        with self._lock:
+            self._flush()
 
     def finish(self) -> None:
         """Hand over what is held, and wait until the recordings have it."""
-        self.flush()
-        while self._handed:
-            self._handed.popleft().result()
+        with self._lock:
+            self._flush()
+            handed = list(self._handed)
+        for one in handed:
+            one.result()
+
+    def _flush(self) -> None:
+        if self._held:
+            self._handed.append(self._thread.submit(_hand_over, self._held))
+        self._held = []
 
 
-def _hand_over(
-    seqs: Sequence[SequenceState], starts: Sequence[int], sites: Sequence[RecordedSite], steps: Sequence[list[Tensor]]
-) -> None:
-    """Give each sequence its part of consecutive steps."""
-    for site, *values in zip(sites, *steps, strict=True):
-        joined = torch.cat(values, site.seq_dim + 1) if len(values) > 1 else values[0]
-        for seq, start, value in zip(seqs, starts, joined, strict=True):
-            if seq.request.recording is not None:
-                seq.request.recording.add_steps(site.name, value, start, len(values))
+def _hand_over(steps: Sequence[HeldStep]) -> None:
+    """Give each sequence what consecutive steps recorded of it."""
+    sites = {site.name: site for step in steps for site in step.values}
+    # By sequence and site: the first position, and values of it and those after it. None that the sequence wants is
+    # missing between them, since every step in which it decodes one reads the site.
+    runs: dict[tuple[SequenceState, str], tuple[int, list[Tensor]]] = {}
+    for step in steps:
+        for site, value in step.values.items():
+            for seq, start, own in zip(step.seqs, step.starts, value.unbind(), strict=True):
+                if seq.request.recording is not None:
+                    runs.setdefault((seq, site.name), (start, []))[1].append(own)
+    for (seq, name), (start, values) in runs.items():
+        joined = torch.cat(values, sites[name].seq_dim) if len(values) > 1 else values[0]
+        assert seq.request.recording is not None
+        seq.request.recording.add_steps(name, joined, start, len(values))

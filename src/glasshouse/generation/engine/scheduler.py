@@ -66,20 +66,23 @@ class Scheduler:
         """Whether the batch is full enough that prompts are best prefilled within decode steps."""
         if not self.mixed_prefill or not self.slots.running:
             return False
-        if any(seq.request.is_hooked for seq in self.slots.running):  # a mixed step has the tokens in another order
+        if not all(seq.request.can_mix for seq in self.slots.running):
             return False
         decoding = len(self.slots.running) - int(self.slots.running[-1].is_prefilling)
         return decoding > 0 and len(self.slots.free) <= max(1, len(self.slots) // 8)
+
+    def _can_mix_prompt(self, request: Request) -> bool:
+        """Whether a prompt may be prefilled within a decode step; beams start as copies of the prefilled cache."""
+        return request.options.beams == 1 and request.can_mix and not request.records_prompt
 
     def _schedule_mixed_prefill(self, step: ScheduledStep) -> None:
         """Add prompts up to the first that is left to prefill: a chunk of that one is mixed into the decode step."""
         while (found := self._next_prefill(self.prefill_chunk)) is not None:
             seq = found.seq
-            if seq.is_prefilling and seq.request.options.beams == 1 and not seq.request.is_hooked:
+            if seq.is_prefilling and self._can_mix_prompt(seq.request):
                 # If it is the last chunk, the sequence decodes in this step: layers write keys before attending.
                 step.mixed = self._take_chunk(found, min(MIXED_PREFILL_TOKENS, self.prefill_chunk))
                 return
-            # Beams start as copies of the prefilled cache, so a search is never mixed.
             step.chunks.append(self._take_chunk(found, self.prefill_chunk))
             if seq.is_prefilling:
                 return

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
+import pybase64
 from safetensors.torch import save
 
 from glasshouse.config import JsonDict
@@ -29,15 +29,15 @@ class RecordingQuota:
 
     def __init__(self, per_request: int, per_key: int) -> None:
         self._per_request, self._per_key = per_request, per_key
-        self._requests: dict[str, WeakSet[Request]] = {}  # that record, by key; gone once they are answered
+        self._sizes: dict[str, WeakKeyDictionary[Request, int]] = {}  # by key; a request is gone once it is answered
         self._lock = threading.Lock()  # requests are prepared in several threads
 
     def add(self, key: str, requests: Sequence[Request]) -> None:
         """Count the requests of a key; raise ApiError if they may record too much."""
-        recorded = [request for request in requests if request.recording is not None]
-        if not recorded:
+        sizes = {request: _most_bytes(request) for request in requests if request.recording is not None}
+        if not sizes:
             return
-        size = sum(map(_most_bytes, recorded))
+        size = sum(sizes.values())
         if size > self._per_request:
             raise ApiError(
                 f"the request would record up to {size:,} bytes, but at most {self._per_request:,} are answered; "
@@ -45,15 +45,15 @@ class RecordingQuota:
                 param="record",
             )
         with self._lock:
-            others = self._requests.setdefault(key, WeakSet())
-            if size + (taken := sum(map(_most_bytes, others))) > self._per_key:
+            others = self._sizes.setdefault(key, WeakKeyDictionary())
+            if size + (taken := sum(others.values())) > self._per_key:
                 raise ApiError(
                     f"the requests of this key record up to {taken:,} bytes already, and {size:,} more would be over "
                     f"the {self._per_key:,} of a key; wait for their answers.",
                     429,
                     param="record",
                 )
-            others.update(recorded)
+            others.update(sizes)
 
 
 def _most_bytes(request: Request) -> int:
@@ -84,8 +84,12 @@ async def internals(piece: Piece, values: Values, tok: Tokenizer | None) -> Json
     if piece.attention:
         found["attention"] = {name: rows(top, lambda position: position) for name, top in piece.attention.items()}
     if piece.recording is not None:
-        found["recording"] = await asyncio.to_thread(encode_recording, piece.recording)
+        found["recording"] = await asyncio.to_thread(_encoded, piece.recording)
     return found
+
+
+def _encoded(recording: Callable[[], Recording | None]) -> bytes | None:
+    return None if (found := recording()) is None else encode_recording(found)
 
 
 def rows(top: Top, shown: Callable[[int], object]) -> Any:  # noqa: ANN401 - nested lists
@@ -113,11 +117,11 @@ def encode_recording(recording: Recording) -> bytes:
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
     >>> made = gh.generate(model, None, [[1, 2]], max_new_tokens=2, record="final")[0]
-    >>> raw = base64.b64decode(encode_recording(made.recording))
+    >>> raw = pybase64.b64decode(encode_recording(made.recording))
     >>> from safetensors.torch import load
     >>> load(raw)["final"].shape
     torch.Size([3, 64])
     """
     tensors = {name: value.contiguous() for name, value in recording.items()}
     axes = {name: ",".join(recording.axes(name)) for name in tensors}
-    return base64.b64encode(save(tensors, axes))
+    return pybase64.b64encode(save(tensors, axes))

@@ -38,7 +38,7 @@ class Piece(NamedTuple):
     firings: Sequence[Firing] = ()  # of rules
     lens: Top | None = None  # of these ids
     attention: Mapping[str, Top] = {}  # by site
-    recording: Recording | None = None  # of the whole answer, in its last piece
+    recording: Callable[[], Recording | None] | None = None  # of the answer, in its last piece; waits for the engine
 
     def with_end_token(self) -> Piece:
         """Return the piece with the token that ended it, if one did, as the last."""
@@ -94,7 +94,7 @@ class Job:
             finish_reason=request.finish_reason,
             error=request.error,
             end_token=request.end_token,
-            recording=request.recorded(),
+            recording=None if request.recording is None else request.recorded,
         )
 
     def _new_scores(self, count: int) -> dict[str, list[float]]:
