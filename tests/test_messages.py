@@ -31,7 +31,7 @@ SETTINGS = {
     ),
 }
 ENTRY_POINTS = {registry.KINDS, registry.FAMILIES, registry.RECIPES, registry.VIEWS}
-SUFFIXES = {"safetensors", "toml", "json", "jsonl", "txt", "py"}  # train.txt, model.safetensors: files
+SUFFIXES = {"safetensors", "gguf", "toml", "json", "jsonl", "txt", "py"}  # train.txt, model.safetensors: files
 
 
 def strings(path: Path) -> Iterator[tuple[int, str, str]]:

@@ -1,4 +1,4 @@
-"""`glasshouse export` and `verify`: conversion to transformers, and numerical checks."""
+"""`glasshouse export` and `verify`: conversion to transformers and llama.cpp, and numerical checks."""
 
 from __future__ import annotations
 
@@ -24,16 +24,28 @@ Device = Annotated[
 ]
 
 
-@app.command(epilog="Example: glasshouse export runs/stdlib published")
+@app.command(
+    epilog="Examples: glasshouse export runs/stdlib published; glasshouse export runs/stdlib model.gguf --type q8_0"
+)
 def export(
     model: ModelArgument,
-    folder: Annotated[Path, typer.Argument(help="The folder to write; an earlier export in it is replaced.")],
+    out: Annotated[
+        Path, typer.Argument(help="The folder or .gguf file to write; an earlier export there is replaced.")
+    ],
+    to: Annotated[
+        Literal["hf", "gguf"] | None,
+        typer.Option(help="hf: for transformers; gguf: for llama.cpp (default: by the name of OUT)."),
+    ] = None,
+    dtype: Annotated[
+        Literal["f32", "f16", "bf16", "q8_0", "q4_0"], typer.Option("--type", help="Of the matrices in a GGUF file.")
+    ] = "f16",
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
-    """Export a model to a folder that transformers loads, or report which field of the spec it lacks."""
-    kind, tok = gh.hub.convert(model, folder, revision=revision, ignore=texts.listed(ignore))
-    print(f"{folder}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
+    """Export a model for transformers (a folder) or llama.cpp (a .gguf file), or report what that cannot express."""
+    gguf = dtype if to == "gguf" or (to is None and out.suffix == ".gguf") else None
+    kind, tok = gh.hub.convert(model, out, gguf=gguf, revision=revision, ignore=texts.listed(ignore))
+    print(f"{out}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
 
 
 @app.command(epilog="Example: glasshouse verify runs/stdlib")

@@ -24,6 +24,7 @@ from glasshouse.hub.families.gpt_neox import GPT_NEOX
 from glasshouse.hub.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.families.olmo2 import OLMO2
 from glasshouse.hub.families.t5 import T5
+from glasshouse.hub.gguf.export import GgufType, write_gguf
 from glasshouse.hub.model_files import check_weights, describe, with_checksums
 from glasshouse.hub.model_folder import (
     CONFIG,
@@ -222,6 +223,34 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: Rea
     Draft heads are left out, as no family has them. `read` returns the weights, one by one, of a model on the device
     meta.
     """
+    model, weights, family = _published(model, read)
+    write = with_checksums(_writer(model, tok, weights, family, read))
+    store.replace_folder(Path(folder).expanduser(), write, MODEL_FILES)
+    return family.model_type
+
+
+def export_gguf(
+    model: Model, tok: Tokenizer | None, file: str | Path, *, dtype: GgufType = "f16", read: ReadWeight | None = None
+) -> str:
+    """Write a decoder as the GGUF file that llama.cpp runs, with its tokenizer; return llama.cpp's architecture.
+
+    Matrices are in `dtype`, and vectors in float32; with q4_0 the embedding and the head are in q8_0. What llama.cpp
+    does not have, a pre-tokenizer for one, raises ConfigError.
+
+    >>> import tempfile, glasshouse as gh
+    >>> model, tok = gh.load("python-3m")
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     export_gguf(model, tok, f"{folder}/python-3m.gguf", dtype="q8_0")
+    'qwen3'
+    """
+    model, weights, family = _published(model, read)
+    if tok is not None:
+        check_tokenizer(model, tok)
+    return write_gguf(Path(file), model, tok, family, weights, read or weights.__getitem__, dtype)
+
+
+def _published(model: Model, read: ReadWeight | None) -> tuple[Model, dict[str, Tensor], Family]:
+    """Return a model without draft heads, its weights, and the family that expresses it; ConfigError if none does."""
     if getattr(model.spec.head, "n_draft_heads", 0):
         model = with_draft_heads(model, 0)
     weights = _weights(model, read)
@@ -232,9 +261,7 @@ def export(model: Model, tok: Tokenizer | None, folder: str | Path, *, read: Rea
             f"no transformers family can express this model; the nearest is {nearest}, which does not support its "
             f"{', '.join(unsupported[nearest])}."
         )
-    write = with_checksums(_writer(model, tok, weights, family, read))
-    store.replace_folder(Path(folder).expanduser(), write, MODEL_FILES)
-    return family.model_type
+    return model, weights, family
 
 
 def matching_family(s: spec.Spec, weights: Iterable[str]) -> tuple[Family | None, dict[str, list[str]]]:
@@ -317,9 +344,16 @@ def _writer(
 
 
 def convert(
-    path_or_repo_id: str | Path, folder: str | Path, *, revision: str | None = None, ignore: Collection[str] = ()
+    path_or_repo_id: str | Path,
+    out: str | Path,
+    *,
+    gguf: GgufType | None = None,
+    revision: str | None = None,
+    ignore: Collection[str] = (),
 ) -> tuple[str, Tokenizer | None]:
     """Export a saved model to a folder that transformers loads; return its model_type and tokenizer.
+
+    With `gguf`, the type of its matrices, it is a file that llama.cpp runs, and the architecture is returned.
 
     The weights of a sharded checkpoint are put together one by one, so that memory is needed for one file of the new
     folder, at most 5 GB, and not for the model.
@@ -333,4 +367,7 @@ def convert(
     source = resolve_folder(path_or_repo_id, revision)
     sharded = source.sharded_weights()
     model, tok = load(source.path, device="cpu" if sharded is None else "meta", dtype="stored", ignore=ignore)
-    return export(model, tok, folder, read=None if sharded is None else sharded.__getitem__), tok
+    read = None if sharded is None else sharded.__getitem__
+    if gguf is not None:
+        return export_gguf(model, tok, out, dtype=gguf, read=read), tok
+    return export(model, tok, out, read=read), tok

@@ -161,6 +161,15 @@ class Tokenizer:
         config = self.config or {"tokenizer_class": "PreTrainedTokenizerFast", **roles}
         TokenizerFiles(self._text, config, self._special_map or roles, self.chat_template).write(folder)
 
+    def to_json(self) -> str:
+        """Return the text of its tokenizer.json, which `from_json` reads.
+
+        >>> tokenizer = Tokenizer.train(texts=["a rose is a rose"], vocab_size=266)
+        >>> Tokenizer.from_json(tokenizer.to_json()).encode("a rose") == tokenizer.encode("a rose")
+        True
+        """
+        return self._text
+
     def encode(
         self, text: str | bytes, add_special_tokens: bool = True, *, parse_special_tokens: bool = False
     ) -> list[int]:

@@ -240,30 +240,14 @@ class Family:
 
     def tensor_mapping(self, ours: str, spec: Spec) -> TensorMapping | None:
         """Return the mapping of our tensor, or None if the family has no such tensor."""
-        mapping = self._find(ours)
+        mapping = find_mapping(self.names, ours)
         if mapping is None:
             return None
         n_groups = spec.n_heads if mapping.by_head else 1
         return mapping._replace(name=self.rename(mapping.name, spec), n_groups=n_groups)
 
-    def _find(self, ours: str) -> TensorMapping | None:
-        block = re.search(r"(?<=blocks\.)\d+", ours)
-        general = ours if block is None else f"{ours[: block.start()]}*{ours[block.end() :]}"
-        module, _, end = general.rpartition(".")
-        found = self.names.get(general)
-        if found is None:
-            found, end = self.names.get(module), f".{end}"
-        else:
-            end = ""
-        if found is None:
-            return None
-        mapping = TensorMapping(found) if isinstance(found, str) else found
-        number = "" if block is None else block.group()
-        name = mapping.name.replace("*", number) + end
-        return mapping._replace(name=name, transposed=mapping.transposed and end == ".weight")
-
     def _hf_name(self, ours: str) -> str | None:
-        mapping = self._find(ours)
+        mapping = find_mapping(self.names, ours)
         return None if mapping is None else mapping.name
 
     def canonical_names(self, names: Collection[str]) -> dict[str, str]:
@@ -276,6 +260,28 @@ class Family:
         return {
             name: full if full.partition(".")[0] in heads else self.prefix + full for name, full in modern.items()
         }
+
+
+def find_mapping(names: Mapping[str, TensorMapping | str], ours: str) -> TensorMapping | None:
+    """Return where our tensor is stored, from names of modules or tensors in which `*` is the index of a block.
+
+    >>> find_mapping({"stack.blocks.*.attention.norm": "h.*.ln_1"}, "stack.blocks.3.attention.norm.weight").name
+    'h.3.ln_1.weight'
+    """
+    block = re.search(r"(?<=blocks\.)\d+", ours)
+    general = ours if block is None else f"{ours[: block.start()]}*{ours[block.end() :]}"
+    module, _, end = general.rpartition(".")
+    found = names.get(general)
+    if found is None:
+        found, end = names.get(module), f".{end}"
+    else:
+        end = ""
+    if found is None:
+        return None
+    mapping = TensorMapping(found) if isinstance(found, str) else found
+    number = "" if block is None else block.group()
+    name = mapping.name.replace("*", number) + end
+    return mapping._replace(name=name, transposed=mapping.transposed and end == ".weight")
 
 
 def _modern_norm(match: re.Match[str]) -> str:
