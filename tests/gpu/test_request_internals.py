@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import pytest
@@ -9,6 +10,8 @@ import torch
 
 import glasshouse as gh
 from glasshouse.generation import Rule
+from glasshouse.generation.engine import model_runner
+from glasshouse.generation.engine.step import PassHooks
 from glasshouse.inspection import add, scale
 from glasshouse.inspection.linear_probe import HeldOut, LinearProbe
 from glasshouse.inspection.steering import SteeringVector, model_fingerprint
@@ -79,6 +82,49 @@ def test_they_are_those_of_the_whole_text(model: Decoder) -> None:
                 expected = lens.probabilities[:, 0, first - 1 : -1].transpose(0, 1).cpu()
                 assert done.lens is not None
                 torch.testing.assert_close(done.lens.values.cpu(), expected, rtol=1e-3, atol=1e-5)
+
+
+def test_steps_with_a_chunk_of_another_prompt_are_read_and_edited(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mixed: list[PassHooks] = []
+    run_decode = model_runner.ModelRunner._run_decode
+
+    def spy(self: Any, name: Any, width: int, hooks: PassHooks = model_runner.NO_HOOKS) -> Any:  # noqa: ANN401
+        mixed.extend([hooks] * (name == "mixed"))
+        return run_decode(self, name, width, hooks)
+
+    monkeypatch.setattr(model_runner.ModelRunner, "_run_decode", spy)
+    engine = make_engine(model)
+    edit = {"z.0[head=1]": scale(0.5)}
+    draw = random.Random(0)
+    prompts = [draw.choices(range(64), k=draw.randint(6, 30)) for _ in range(24)]
+    asked: list[dict[str, Any]] = [
+        {"max_new_tokens": 6 + number % 7, "min_new_tokens": 6 + number % 7}
+        | ({"record": ("resid_post.1[position=new]", "z.1[position=new]"), "probes": ["p"]} if number % 3 else {})
+        | ({"edits": edit} if number % 4 == 1 else {})
+        for number in range(24)
+    ]
+    requests = [engine.submit(prompt, **own) for prompt, own in zip(prompts, asked, strict=True)]
+    engine.run()
+    assert any(hooks.readings for hooks in mixed)
+    assert any(hooks.edits for hooks in mixed)
+    for prompt, own, request in zip(prompts, asked, requests, strict=True):
+        [done] = request.completions()
+        if "record" not in own:
+            assert done.recording is None
+            continue
+        ids = torch.tensor([[*prompt, *done.ids]], device=GPU)
+        with gh.edit(model, own.get("edits", {})), gh.record(model, "resid_post.1", "z.1") as seen, torch.no_grad():
+            model(ids[:, :-1])
+        assert done.recording is not None
+        for name, axis in (("resid_post.1", 0), ("z.1", 1)):
+            expected = seen[name][0].narrow(axis, len(prompt), len(done.ids) - 1)
+            found = done.recording[f"{name}[position=new]"].to(GPU)
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        assert done.scores is not None
+        scores = engine.probes["p"].scores(seen["resid_post.1"][0, len(prompt) :])
+        torch.testing.assert_close(torch.tensor(done.scores["p"], device=GPU), scores, rtol=1e-3, atol=1e-3)
 
 
 def test_edits_and_steering_beside_plain_requests(model: Decoder) -> None:
