@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection llama-cpp notebooks page numerics check gpu wheel oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection llama-cpp notebooks page numerics check gpu wheel release oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -111,6 +111,9 @@ wheel: $(VENV)/.ready  ## build the wheel, install it in an empty environment an
 	build/empty/bin/pip install --quiet --constraint constraints.txt torch
 	build/empty/bin/pip install --quiet --constraint constraints.txt dist/*.whl
 	cd build/empty && bin/python -m doctest ../../README.md && echo 'README.md holds in an empty environment'
+
+release: $(VENV)/.ready  ## wheel and sdist in empty environments on every Python found and the oldest torch, docs, changelog, version, make check; ends in what to upload (a day)
+	$(BIN)/python tests/release.py
 
 # The oldest torch that pyproject.toml promises. Where the default index has torch for CUDA alone, set PIP_INDEX_URL or
 # PIP_FIND_LINKS to one with CPU builds to save gigabytes.
