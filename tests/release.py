@@ -2,8 +2,8 @@
 
     python tests/release.py [--skip-check]
 
-Each supported Python that is found on PATH gets the wheel, the oldest one the sdist too and the oldest torch; README's
-examples run in each. Nothing is uploaded: it ends in what to upload, and how. Exits with 1 at the first failure.
+Each supported Python that is found on PATH gets the wheel; the first of them also the sdist, and the oldest torch.
+README's examples run in each. Nothing is uploaded: it ends in what to upload. Exits with 1 at the first failure.
 """
 
 from __future__ import annotations

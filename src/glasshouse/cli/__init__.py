@@ -26,6 +26,7 @@ from glasshouse.cli import (
     screen,
     serve,
     steer,
+    sweep,
     training,
     translation,
 )
@@ -75,6 +76,7 @@ app.add_typer(data.app, name="data")
 app.add_typer(steer.app, name="steer")
 app.add_typer(probe.app, name="probe")
 app.add_typer(training.app)
+app.add_typer(sweep.app)
 app.add_typer(plan.app)
 app.add_typer(evaluation.app)
 app.add_typer(generation.app)
