@@ -13,8 +13,10 @@ from typing import Any
 
 from glasshouse import device as machine
 from glasshouse.errors import InputError
+from glasshouse.models import Model
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss.cross_entropy import LossFn
+from glasshouse.text import Tokenizer
 from glasshouse.training.budget import MOST_EPOCHS, Budget, clock
 from glasshouse.training.checkpoint.folder import lock_run, run_folder, with_choice, write_run
 from glasshouse.training.distributed.failures import watch_agent, watched
@@ -41,6 +43,7 @@ def train(
     objective: Objective[Any] | LossFn | None = None,
     optimizer: MakeOptimizer | None = None,
     dataset: Any = None,  # noqa: ANN401 - any class with a length and items
+    model: Model | tuple[Model, Tokenizer] | None = None,
 ) -> Result:
     """Train a model, or resume its training, and save it to the run folder.
 
@@ -50,7 +53,9 @@ def train(
     `callbacks` are called by the training loop. `objective` is an `Objective`, or a loss of model, batch and label
     smoothing that is summed over the targets; `optimizer` takes the model and returns a torch optimizer; `dataset` is
     a map-style dataset, such as torch's, or a pair of them for training and validation, whose items are described by
-    `gh.data.MapDataset`. All are used instead of what the settings choose, and a resumed run must be given the same.
+    `gh.data.MapDataset`. `model` is one of your own in place of that of the settings, its weights made or edited in
+    Python, with its tokenizer unless `dataset` has ids or `data.tokenizer` names it. All are used instead of what the
+    settings choose, and a resumed run must be given the same.
 
     >>> import tempfile, glasshouse as gh
     >>> folder = tempfile.mkdtemp()
@@ -74,11 +79,19 @@ def train(
     if isinstance(progress, bool):
         shows = progress and is_main_process()
         with Display(units_of(run.data)).open() if shows else nullcontext(SilentReporter()) as shown:
-            return train(run, shown, callbacks=callbacks, objective=objective, optimizer=optimizer, dataset=dataset)
+            return train(
+                run,
+                shown,
+                callbacks=callbacks,
+                objective=objective,
+                optimizer=optimizer,
+                dataset=dataset,
+                model=model,
+            )
     if unknown := [one for one in callbacks if not isinstance(one, Callback)]:
         raise InputError(f"callbacks has {unknown[0]!r}, but each must be a gh.training.Callback.")
-    custom = Custom(objective, optimizer, dataset)
-    run = with_choice(run)
+    custom = Custom(objective, optimizer, dataset, model)
+    run = custom.with_model(with_choice(run))
     device = machine.resolve(run.train.device, "train.device")
     with (
         watch_agent(),

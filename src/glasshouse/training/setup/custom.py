@@ -1,4 +1,4 @@
-"""Custom objects passed to `train` in place of settings: an objective or loss function, an optimizer, a dataset."""
+"""Custom objects passed to `train` in place of settings: a model, an objective or loss, an optimizer, a dataset."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import copy
 import hashlib
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from glasshouse import config
 from glasshouse.data import Batches, Dataset, MapDataset
 from glasshouse.data.stream_dataset import StreamDataset
 from glasshouse.errors import InputError
+from glasshouse.models import Model, check_tokenizer, checked_weights
 from glasshouse.objectives import Objective
 from glasshouse.objectives.loss.cross_entropy import LossFn
 from glasshouse.spec import Seq2SeqSpec, Spec
 from glasshouse.text import Tokenizer
-from glasshouse.training.run import Run
+from glasshouse.training.run import Data, NewModel, Run
 from glasshouse.training.setup.datasets import Datasets, given_tokenizer
 
+Base = tuple[Model, Tokenizer | None]  # a model to start from
 MakeOptimizer = Callable[[nn.Module], torch.optim.Optimizer]
 SAMPLED = 64  # samples read for the mean length and the fingerprint
 ITEMS = {"__getitem__", "batch"}  # a dataset of torch, or of `glasshouse.data`
@@ -29,6 +32,7 @@ WANTED = {
     "dataset": "a dataset with a length and items, such as torch's, or a pair of them for training and validation, "
     "of which the first may be an iterable",
     "objective": "an Objective or a loss function of model, batch and label smoothing",
+    "model": "a model of gh.build or gh.load, or a pair of it and its tokenizer",
     "optimizer": "a function that takes the model and returns a torch.optim.Optimizer",
 }
 ARGUMENTS = {"objective": 3, "optimizer": 1}  # of a function
@@ -41,8 +45,11 @@ class Custom:
     objective: Objective[Any] | LossFn | None = None
     optimizer: MakeOptimizer | None = None
     dataset: Any = None  # map-style, or a pair of them: for training and validation
+    model: Model | tuple[Model, Tokenizer] | None = None
 
     def __post_init__(self) -> None:
+        if self.model is not None and not isinstance(self._model[0], Model):
+            raise InputError(f"model is a {type(self.model).__name__}, but it must be {WANTED['model']}.")
         for one in self._datasets:
             has_items = hasattr(one, "__len__") and ITEMS & {*dir(one)}
             if isinstance(one, type | str) or not (has_items or is_stream(one)):
@@ -60,6 +67,31 @@ class Custom:
         return () if self.dataset is None else self.dataset if pair else (self.dataset,)
 
     @property
+    def _model(self) -> tuple[Any, Tokenizer | None]:
+        return self.model if isinstance(self.model, tuple) and len(self.model) == 2 else (self.model, None)
+
+    def with_model(self, run: Run) -> Run:
+        """Return the run with the spec of the model that is given, if one is, in place of its own."""
+        if self.model is None:
+            return run
+        if run.unchosen is not None:
+            raise InputError("model is given, but train.minutes is to choose one; set train.steps, too.")
+        return replace(run, model=NewModel(None, config.dump(self._model[0].spec)))
+
+    def base(self, data: Data) -> Base | None:
+        """Return the model that is given and its tokenizer: its own or the one of the data settings."""
+        if self.model is None:
+            return None
+        model, own = self._model
+        checked_weights(model)  # as checkpoints have them
+        tok = given_tokenizer(data) if own is None else own
+        if tok is not None:
+            check_tokenizer(model, tok)
+        elif self.dataset is None:
+            raise InputError("model has no tokenizer; give model=(model, tok), or set data.tokenizer=FOLDER.")
+        return model, tok
+
+    @property
     def names(self) -> dict[str, str]:
         """The qualified name of each custom object, by argument; they must be the same on resume.
 
@@ -68,6 +100,7 @@ class Custom:
         {'objective': 'glasshouse.objectives.causal_lm.CausalLM'}
         """
         brought = {
+            "model": self._model[0],
             "objective": self.objective,
             "optimizer": self.optimizer,
             "dataset": next(iter(self._datasets), None),

@@ -27,10 +27,9 @@ from glasshouse.objectives.registry import head_objective
 from glasshouse.text import Tokenizer
 from glasshouse.training.distributed.fsdp import FullDraws, parallelize
 from glasshouse.training.run import Pretrained, Run, Train
-from glasshouse.training.setup.custom import AnyDatasets, CustomDatasets
+from glasshouse.training.setup.custom import AnyDatasets, Base, CustomDatasets
 from glasshouse.training.setup.datasets import given_tokenizer
 from glasshouse.training.setup.resolve import (
-    Base,
     Resolved,
     check_new_model,
     model_kinds,

@@ -23,12 +23,10 @@ from glasshouse.text import Tokenizer
 from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.progress import ProgressReporter
 from glasshouse.training.run import Data, Pretrained, Run, Train, recipes
-from glasshouse.training.setup.custom import Custom
+from glasshouse.training.setup.custom import Base, Custom
 from glasshouse.training.setup.datasets import given_tokenizer, with_kind
 
 FROM_DATA = ("head", "start_id", "end_ids", "pad_id")  # fields of a spec that only the data complete
-
-Base = tuple[Model, Tokenizer | None]  # a pretrained model to start from
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,7 @@ class Resolved:
     device: torch.device
     precision: torch.dtype  # of matrix products
     objective: Objective[Any] | None  # the chosen one; None: model and data decide
-    base: Base | None  # the pretrained model to start from
+    base: Base | None  # the model to start from: a pretrained one, or the caller's
     tokenizer: Tokenizer | None  # the one that is known without the data: of the base model or the objective
     data: Data  # the data settings, with the kind of data that model and objective need
 
@@ -61,11 +59,11 @@ def resolve(
             f"train.objective is {run.train.objective.kind!r} and dataset is given, but that objective takes its own "
             "data; leave one of them out."
         )
-    base = None
+    base = custom.base(run.data)
     if isinstance(run.model, Pretrained):
         progress.stage("loading the model to start from", 0, 0)
         base = load_base(run.model.source, run.data, needs_tokenizer=custom.dataset is None)
-    else:
+    elif base is None:
         check_new_model(run)
     tokenizer = base[1] if base else objective.tokenizer() if objective else None
     data = with_kind(run.data, data_kind(run.model.to_dict(), base[0] if base else None, objective))
