@@ -22,11 +22,12 @@ from glasshouse.hub.gguf.architectures import NAMES
 from glasshouse.hub.gguf.vocabulary import QWEN2
 
 pytestmark = pytest.mark.long
-llama_cpp = pytest.importorskip("llama_cpp")
 
 
 def opened(path: Path, length: int) -> Any:  # noqa: ANN401
     """Return llama.cpp's model with a cache in float32."""
+    import llama_cpp
+
     exact = {"type_k": 0, "type_v": 0, "flash_attn": False, "n_threads": 1, "n_threads_batch": 1}
     return llama_cpp.Llama(str(path), n_ctx=length, n_batch=length, logits_all=True, verbose=False, **exact)
 
@@ -134,6 +135,8 @@ def test_ids_of_1000_odd_strings_are_the_same(name: str, tmp_path: Path) -> None
             assert json_regex(tok) == QWEN2
         model = gh.build(gh.preset("tiny-decoder", vocab_size=len(tok), end_ids=(0,)))
     gh.hub.export_gguf(model, tok, tmp_path / "model.gguf")
+    import llama_cpp
+
     theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), vocab_only=True, verbose=False)
     wrong = [text for text in odd_strings(1000) if theirs.tokenize(text.encode(), add_bos=False) != tok.encode(text)]
     assert wrong == []

@@ -25,7 +25,7 @@ Device = Annotated[
 
 
 @app.command(
-    epilog="Examples: glasshouse export runs/stdlib published; glasshouse export runs/stdlib model.gguf --type q8_0"
+    epilog="Example: glasshouse export runs/stdlib published, or glasshouse export runs/stdlib model.gguf --type q8_0"
 )
 def export(
     model: ModelArgument,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer()
 
 PLOT = "sweep.svg"
+TRAIN = "glasshouse train --no-baselines"  # which would take longer than many a trial
 
 
 @app.command(epilog="Example: glasshouse sweep run.toml train.lr=1e-3,3e-3 train.seed=0,1,2 --out runs/rates")
@@ -41,10 +42,8 @@ def sweep(
 
     The same command goes on where it was interrupted: trials that have ended are not trained again.
     """
-    from glasshouse.training import sweep as sweeps
-
     with screen.waiting("loading torch"):
-        for trial in (trials := sweeps.trials(settings)):
+        for trial in (trials := gh.training.sweep.trials(settings)):
             gh.Run.load(run, *trial.settings)  # a mistake in one is found before the first is trained
         gpus = _gpus()
     at_once = min(len(trials), jobs or max(1, len(gpus)))
@@ -56,9 +55,10 @@ def sweep(
         said = outcome.error or f"validation loss {outcome.last:.4f}"
         print(f"{len(ended)}/{len(trials)} {outcome.trial.name}: {said}, {outcome.seconds:.0f} s", file=sys.stderr)
 
-    outcomes = sweeps.sweep(run, settings, out, devices, on_end)
+    command = [sys.executable, "-m", *TRAIN.split(), run]
+    outcomes = gh.training.sweep.sweep(command, settings, out, devices, on_end)
     _print(outcomes)
-    if sweeps.draw(outcomes, out / PLOT):
+    if gh.training.sweep.draw(outcomes, out / PLOT):
         print(f"curves: {out / PLOT}")
     if any(one.error for one in outcomes):
         raise typer.Exit(1)
@@ -74,9 +74,7 @@ def _gpus() -> list[str]:
 
 
 def _print(outcomes: list[Outcome]) -> None:
-    from glasshouse.training.sweep import by_settings
-
-    groups = by_settings(outcomes)
+    groups = gh.training.sweep.by_settings(outcomes)
     keys = list(groups[0][0])
     several = any(len(found) > 1 for _, found in groups)
     rows = []

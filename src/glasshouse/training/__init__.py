@@ -1,7 +1,7 @@
 """Training: run settings, datasets, the training step, the loop, checkpoints and resuming."""
 
 from glasshouse.hub.run_checkpoints import is_run
-from glasshouse.training import plan
+from glasshouse.training import plan, sweep
 from glasshouse.training.checkpoint.store import SavedCheckpoint, list_checkpoints
 from glasshouse.training.distributed.processes import Parallel, is_main_process
 from glasshouse.training.launch import train
@@ -39,6 +39,7 @@ __all__ = [
     "plan",
     "plan_minutes",
     "recipes",
+    "sweep",
     "train",
     "units_of",
 ]

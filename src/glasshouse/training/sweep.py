@@ -10,7 +10,6 @@ import queue
 import re
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +19,7 @@ from pathlib import Path
 from glasshouse.errors import InputError
 from glasshouse.training.checkpoint.folder import METRICS
 from glasshouse.training.logging.journal import Journal
+from glasshouse.training.logging.plots import STYLE
 
 LOG, RESULTS = "log.txt", "sweep.json"
 SEED = "train.seed"
@@ -102,11 +102,16 @@ def split_values(text: str) -> list[str]:
 
 
 def sweep(
-    run: str, settings: Sequence[str], out: Path, devices: Sequence[str], on_end: Callable[[Outcome], None]
+    command: Sequence[str],
+    settings: Sequence[str],
+    out: Path,
+    devices: Sequence[str],
+    on_end: Callable[[Outcome], None],
 ) -> list[Outcome]:
     """Train all trials, one at a time on each device; those that ended before are not trained again.
 
-    A device is what CUDA_VISIBLE_DEVICES is for its trials, unless empty. `on_end` is called as each trial ends.
+    `command` trains in a process, by the settings that are added to it, and resumes what was interrupted. A device is
+    what CUDA_VISIBLE_DEVICES is for its trials, unless empty. `on_end` is called as each trial ends.
     """
     free: queue.SimpleQueue[str] = queue.SimpleQueue()
     for device in devices:
@@ -115,7 +120,7 @@ def sweep(
     def train(trial: Trial) -> Outcome:
         device = free.get()
         try:
-            outcome = _train(run, trial, out / trial.name, device)
+            outcome = _train(command, trial, out / trial.name, device)
         finally:
             free.put(device)
         on_end(outcome)
@@ -132,22 +137,13 @@ def sweep(
     return outcomes
 
 
-def _train(run: str, trial: Trial, folder: Path, device: str) -> Outcome:
-    """Run `glasshouse train`, which resumes what was interrupted and leaves alone what has ended."""
+def _train(command: Sequence[str], trial: Trial, folder: Path, device: str) -> Outcome:
     log, start = folder.with_name(f"{folder.name}.{LOG}"), time.monotonic()
-    command = [
-        sys.executable,
-        "-m",
-        "glasshouse",
-        "train",
-        run,
-        *trial.settings,
-        f"train.out={json.dumps(str(folder))}",
-    ]
+    given = [*trial.settings, f"train.out={json.dumps(str(folder))}"]
     env = os.environ | ({"CUDA_VISIBLE_DEVICES": device} if device else {})
     with log.open("w", encoding="utf-8") as file:
         code = subprocess.run(
-            [*command, "--no-baselines"], stdout=file, stderr=subprocess.STDOUT, env=env, check=False
+            [*command, *given], stdout=file, stderr=subprocess.STDOUT, env=env, check=False
         ).returncode
     losses = [
         (int(line["step"]), float(line["validation_loss"]))
@@ -182,8 +178,6 @@ def draw(outcomes: Sequence[Outcome], path: Path) -> bool:
         from matplotlib.ticker import MaxNLocator
     except ImportError:
         return False
-    from glasshouse.training.logging.plots import STYLE
-
     groups = by_settings(outcomes)
     with matplotlib.rc_context(STYLE):
         figure = Figure(figsize=(8, 5), dpi=150, layout="constrained")
