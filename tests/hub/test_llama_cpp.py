@@ -56,9 +56,9 @@ def test_every_family_has_the_same_log_probabilities(name: str, tmp_path: Path) 
     torch.testing.assert_close(found, our_logprobs(model, ids), rtol=0, atol=limit)
 
 
-# What llama.cpp rounds besides the weights: activations to eight bits in products with quantized matrices.
+# Besides the weights llama.cpp rounds activations, to eight bits in products with quantized matrices of both types.
 @pytest.mark.parametrize(
-    ("dtype", "limit"), [("f32", 1e-3), ("f16", 1e-2), ("bf16", 5e-2), ("q8_0", 0.1), ("q4_0", 0.2)]
+    ("dtype", "limit"), [("f32", 1e-3), ("f16", 1e-2), ("bf16", 5e-2), ("q8_0", 0.2), ("q4_0", 0.2)]
 )
 @pytest.mark.parametrize("name", ["python-3m", "english-4m"])
 def test_bundled_models_continue_a_text_alike(name: str, dtype: str, limit: float, tmp_path: Path) -> None:
