@@ -102,6 +102,28 @@ def test_what_is_read_and_edited_is_as_without_mixing(spans: tuple[str, ...], mi
     assert len(mixed_steps) > 5
 
 
+def test_what_needs_rows_of_its_own_keeps_its_first_step_from_being_mixed(mixed_steps: list[int]) -> None:
+    model = make_model()
+    first, *others = draw_prompts(17, seed=3)
+    engine = gh.Engine(model, slots=16, max_len=96)
+    for prompt in others[:14]:
+        engine.submit(prompt, max_new_tokens=40, min_new_tokens=40)
+    for _ in range(3):
+        engine.step()
+    first = ([*first] * 20)[:30]  # the longest gets its slot first
+    recorded = engine.submit(first, max_new_tokens=4, min_new_tokens=4, record="pattern.0[head=1]")
+    beside = engine.submit([*others[15], 3, 4, 5, 6][:12], max_new_tokens=2, min_new_tokens=2)
+    engine.run()
+    [expected] = gh.generate(model, None, [first], max_new_tokens=4, min_new_tokens=4, record="pattern.0[head=1]")
+    [found] = recorded.completions()
+    assert found.recording is not None
+    assert expected.recording is not None
+    torch.testing.assert_close(*(one.recording["pattern.0[head=1]"] for one in (found, expected)), rtol=0, atol=1e-9)
+    assert found.ids == expected.ids
+    plain = gh.generate(model, None, [beside.prompt], max_new_tokens=2, min_new_tokens=2)[0]
+    assert beside.completions()[0].ids == plain.ids
+
+
 @pytest.mark.few(1)
 @pytest.mark.slow
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Scheduler:
                 step.mixed = self._take_chunk(found, min(MIXED_PREFILL_TOKENS, self.prefill_chunk))
                 return
             step.chunks.append(self._take_chunk(found, self.prefill_chunk))
-            if seq.is_prefilling:
+            if seq.is_prefilling or not seq.request.can_mix:  # the latter decodes in this step
                 return
 
     def _next_prefill(self, max_tokens: int) -> Allocation | None:
