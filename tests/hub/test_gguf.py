@@ -89,12 +89,12 @@ def test_tensors_have_the_names_and_values_that_llama_cpp_expects(name: str, tmp
         torch.testing.assert_close(found[key], tensor, rtol=0, atol=0, msg=key)
 
 
-def gemma2() -> Any:  # noqa: ANN401
+def gemma2(**settings: object) -> Any:  # noqa: ANN401
     """Return a model with a window in every second layer and the usual scale of scores, as llama.cpp has them."""
     sizes = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "head_dim": 256}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "query_pre_attn_scalar": 256, "sliding_window": 4}
     torch.manual_seed(0)
-    model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**sizes, **heads)).eval()
+    model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**sizes, **heads, **settings)).eval()
     for tensor in model.state_dict().values():
         tensor.normal_(0.0, 0.2 if tensor.dim() == 1 else 0.7 / tensor.shape[-1] ** 0.5)
     return model
@@ -193,6 +193,12 @@ def test_what_llama_cpp_lacks_is_named(make_model: Any, message: str, tmp_path: 
 
 
 BYTE_LEVEL = {"type": "ByteLevel", "trim_offsets": True}
+
+
+def test_gemma_2_without_a_cap_of_scores_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such attention_softcap"):
+        export(gemma2(attn_logit_softcapping=None), tmp_path)
+    export(gemma2(final_logit_softcapping=None), tmp_path)
 
 
 def changed(tok: gh.Tokenizer, **changes: object) -> gh.Tokenizer:
