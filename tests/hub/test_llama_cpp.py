@@ -56,6 +56,16 @@ def test_every_family_has_the_same_log_probabilities(name: str, tmp_path: Path) 
     torch.testing.assert_close(found, our_logprobs(model, ids), rtol=0, atol=limit)
 
 
+def test_the_caps_of_gemma_2_are_those_of_the_model(tmp_path: Path) -> None:
+    theirs = gemma2(attn_logit_softcapping=2.0, final_logit_softcapping=1.0)
+    theirs.save_pretrained(tmp_path / "theirs")
+    model, _ = gh.load(tmp_path / "theirs")
+    gh.hub.export_gguf(model, None, tmp_path / "model.gguf", dtype="f32")
+    ids = random.Random(1).choices(range(3, 60), k=40)
+    found = their_logprobs(opened(tmp_path / "model.gguf", 64), ids)
+    torch.testing.assert_close(found, our_logprobs(model, ids), rtol=0, atol=1e-2)
+
+
 # Besides the weights llama.cpp rounds activations, to eight bits in products with quantized matrices of both types.
 @pytest.mark.parametrize(
     ("dtype", "limit"), [("f32", 1e-3), ("f16", 1e-2), ("bf16", 5e-2), ("q8_0", 0.2), ("q4_0", 0.2)]

@@ -61,8 +61,8 @@ class Architecture:
             yield "windows"
         if s.attention_scale is not None:
             yield "attention_scale"
-        if self.name == "gemma2" and s.attention_softcap is None:  # it would divide by 0
-            yield "attention_softcap"
+        if self.name == "gemma2":  # which divides by its caps
+            yield from (name for name in ("attention_softcap", "logit_softcap") if not getattr(s, name))
         if not self.has_wide_heads and s.n_heads * s.d_head != s.d_model:
             yield "d_head"
         # GELU is the tanh approximation there, whatever a model was trained with.

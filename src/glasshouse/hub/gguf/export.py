@@ -110,9 +110,10 @@ def _add_settings(writer: gguf.GGUFWriter, s: TransformerSpec, architecture: Arc
         writer.add_parallel_residual(s.norm_placement == "parallel")
     if architecture.name == "gemma2":
         assert s.attention_softcap is not None
+        assert s.logit_softcap is not None
         writer.add_sliding_window(s.window(0) or s.max_len)
         writer.add_attn_logit_softcapping(s.attention_softcap)
-        writer.add_final_logit_softcapping(s.logit_softcap or 0.0)
+        writer.add_final_logit_softcapping(s.logit_softcap)
 
 
 def _add_vocabulary(writer: gguf.GGUFWriter, s: TransformerSpec, tok: Tokenizer | None) -> None:
