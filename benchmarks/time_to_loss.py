@@ -49,6 +49,8 @@ RECIPES: dict[str, Settings] = {
             "d_ff": 3072,
             "feedforward": "relu2",
             "embed_norm": True,
+            "value_embeddings": True,
+            "logit_softcap": 15.0,
             "init": "fan_in",
         },
         "train": {
@@ -91,6 +93,8 @@ INGREDIENTS: dict[str, Settings] = {
     "a rate for embeddings": {"train.optimizer.embedding": None},
     "a rate for the head": {"train.optimizer.head": None},
     "norm of the embedding": {"model.embed_norm": None},
+    "value embeddings": {"model.value_embeddings": None},
+    "soft-cap of the logits": {"model.logit_softcap": None},
     "initialization": {"model.init": None},
     "heads of 128": {"model.n_heads": 12, "model.n_kv_heads": 12, "model.d_head": 64},
     "ReLU squared": {"model.feedforward": "swiglu", "model.d_ff": 2048},
