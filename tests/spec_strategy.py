@@ -26,6 +26,13 @@ SHAPES: dict[str, dict[str, Any]] = {
         "feedforward": {"kind": "geglu", "tanh": True},
         "n_kv_heads": 2,
     },
+    "phi3": {
+        "position": {"kind": "rotary", "fraction": 0.5},
+        "norm": {"kind": "rms"},
+        "feedforward": "swiglu",
+        "n_kv_heads": 2,
+        "windows": (4,),
+    },
     "olmo2": {
         "position": {"kind": "rotary"},
         "norm_placement": "output",

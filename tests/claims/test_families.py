@@ -40,6 +40,8 @@ def transformers_choices(name: str) -> tuple[int, str, str]:
         width = named["c_attn"].nf // 3
     elif "query_key_value" in named:  # of GPT-NeoX, likewise
         width = named["query_key_value"].out_features // 3
+    elif "qkv_proj" in named:  # of Phi-3, with all queries first
+        width = (named["qkv_proj"].out_features - heads * d_head) // 2
     else:
         width = next(named[one].out_features for one in ("k_proj", "k_lin", "key", "k") if one in named)
     kinds = {"RotaryEmbedding": "rotary", "relative_attention_bias": "relative", "Sinusoidal": "sinusoidal"}

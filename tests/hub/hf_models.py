@@ -36,6 +36,7 @@ LLAMA = {
 # Soft-caps that the scores and logits of such small models reach.
 GEMMA2 = {**LLAMA, "head_dim": 12, "sliding_window": 4, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}
 OLMO2 = {**LLAMA, "eos_token_id": 2}
+PHI3 = {**LLAMA, "pad_token_id": 0, "eos_token_id": 2}
 BERT = {
     "vocab_size": 61,
     "hidden_size": 40,
@@ -86,6 +87,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 16,
 }
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+
+
+HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 
 
 def of(config: type[Any], base: dict[str, Any], **settings: object) -> Callable[[], Any]:
@@ -180,6 +184,21 @@ CASES = {
     ),
     "olmo2-yarn": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2, rope_parameters=YARN), drops=True),
     "olmo2-bare": Case(hf.Olmo2Model, of(hf.Olmo2Config, OLMO2), drops=True),
+    "phi3": Case(hf.Phi3ForCausalLM, of(hf.Phi3Config, PHI3), drops=True),
+    "phi3-part-of-heads": Case(hf.Phi3ForCausalLM, of(hf.Phi3Config, PHI3, rope_parameters=HALF), drops=True),
+    "phi3-window-tied": Case(
+        hf.Phi3ForCausalLM,
+        of(
+            hf.Phi3Config,
+            PHI3,
+            num_key_value_heads=6,
+            sliding_window=5,
+            tie_word_embeddings=True,
+            rope_parameters=HALF,
+        ),
+        drops=True,
+    ),
+    "phi3-bare": Case(hf.Phi3Model, of(hf.Phi3Config, PHI3), drops=True),
     "gpt_neox": Case(hf.GPTNeoXForCausalLM, of(hf.GPTNeoXConfig, NEOX), drops=True),
     "gpt_neox-in-turn": Case(
         hf.GPTNeoXForCausalLM,
@@ -243,7 +262,7 @@ CASES = {
 
 # One of each family first.
 FAMILIES = ["gpt2", "llama", "mistral-window", "qwen2", "qwen3", "bert-masked", "roberta-masked"]
-FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2", "gemma2"]
+FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2", "gemma2", "phi3"]
 EACH_FAMILY = first_of([*FAMILIES, *(name for name in CASES if name not in FAMILIES)], len(FAMILIES))
 
 

@@ -33,6 +33,7 @@ CASES = {
     "qwen3": "QWEN3",
     "gemma2": "GEMMA2",
     "olmo2": "OLMO2",
+    "phi3-part-of-heads": "PHI3",
 }
 
 
@@ -65,6 +66,11 @@ def expected(name: str, theirs: Any) -> dict[str, Tensor]:  # noqa: ANN401
         if "query_key_value" in key:  # by head
             split = whole.unflatten(0, (heads, 3, -1))
             whole = torch.cat([split[:, part].flatten(0, 1) for part in range(3)])
+        if "qkv_proj" in key:
+            sizes = [count * config.hidden_size // heads for count in (heads, *2 * [config.num_key_value_heads])]
+            for part, rows in zip("qkv", whole.split(sizes), strict=True):
+                found[f"blk.{key.split('.')[2]}.attn_{part}.weight"] = rows
+            continue
         if CASES[name] == "LLAMA" and ("q_proj" in key or "k_proj" in key):
             count = heads if "q_proj" in key else config.num_key_value_heads
             shape = whole.shape

@@ -37,6 +37,7 @@ GEMMA2: Table = {
     "logit_softcap": 30.0,
 }
 OLMO2: Table = {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}
+PHI3: Table = {"position": {"kind": "rotary", "fraction": 0.5}}
 SPECS = {
     "gpt2": gh.preset("gpt2", **SMALL),
     "own": gh.preset("gpt2", **SMALL, position="alibi"),
@@ -46,6 +47,7 @@ SPECS = {
     "gpt_neox": gh.preset("gpt2", **SMALL, **NEOX),
     "gemma2": gh.preset("llama-small", **LLAMA, **GEMMA2),
     "olmo2": gh.preset("llama-small", **LLAMA, **OLMO2),
+    "phi3": gh.preset("llama-small", **LLAMA, **PHI3),
     "bert": gh.preset("tiny-encoder", **SMALL),
     "bert-bare": gh.preset("tiny-encoder", **SMALL, head="none"),
     "bert-labels": gh.preset("tiny-encoder", **SMALL, head={"kind": "sequence_classification", "n_labels": 3}),

@@ -23,6 +23,7 @@ from glasshouse.hub.families.gpt2 import GPT2
 from glasshouse.hub.families.gpt_neox import GPT_NEOX
 from glasshouse.hub.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
 from glasshouse.hub.families.olmo2 import OLMO2
+from glasshouse.hub.families.phi3 import PHI3
 from glasshouse.hub.families.t5 import T5
 from glasshouse.hub.gguf.export import GgufType, write_gguf
 from glasshouse.hub.model_files import check_weights, describe, with_checksums
@@ -47,7 +48,7 @@ from glasshouse.text import Tokenizer
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(GPT2, GPT_NEOX, LLAMA, MISTRAL, GEMMA2, OLMO2, QWEN2, QWEN3),
+        *(GPT2, GPT_NEOX, LLAMA, MISTRAL, GEMMA2, OLMO2, PHI3, QWEN2, QWEN3),
         *(BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN),
     )
 }

@@ -34,29 +34,25 @@ def fuse(chunks: list[tuple[TensorMapping, LoRALinear]]) -> tuple[Tensor, Tensor
     lora_a = torch.cat([layer.lora_a.detach() for _, layer in chunks])
     mapping, first = chunks[0]
     count, rank = first.lora_b.shape
-    lora_b = first.lora_b.new_zeros(count * mapping.n_chunks, rank * len(chunks))
+    lora_b = first.lora_b.new_zeros(mapping.whole(count), rank * len(chunks))
     places = torch.arange(len(lora_b))
     for i, (mapping, layer) in enumerate(chunks):
-        # The rows of the fused matrix are those of the heads in turn where it is fused head by head.
-        rows = places.unflatten(0, (mapping.n_groups, mapping.n_chunks, -1))[:, mapping.chunk].flatten()
-        lora_b[rows, i * rank : (i + 1) * rank] = layer.lora_b.detach()
+        lora_b[mapping.rows(places), i * rank : (i + 1) * rank] = layer.lora_b.detach()
     return lora_a, lora_b
 
 
-def split_fused(fused: LoRAWeights, n_chunks: int, n_groups: int = 1) -> dict[int, LoRAWeights]:
+def split_fused(fused: LoRAWeights, stored: TensorMapping) -> dict[int, LoRAWeights]:
     """Return the LoRA matrices of each chunk: the inverse of `fuse`, or the whole A matrix for each.
-
-    The chunks follow each other in each of `n_groups` groups of rows.
 
     >>> fused = LoRAWeights(
     ...     torch.tensor([[1.0], [2.0]]), torch.tensor([[3.0, 0.0], [0.0, 0.0], [0.0, 4.0]]), alpha=6.0)
-    >>> for chunk, own in split_fused(fused, 3).items():
+    >>> for chunk, own in split_fused(fused, TensorMapping("qkv", shares=(1, 1, 1))).items():
     ...     print(chunk, own.lora_a.tolist(), own.lora_b.tolist(), own.alpha)
     0 [[1.0]] [[3.0]] 3.0
     2 [[2.0]] [[4.0]] 3.0
     """
-    rows = fused.lora_b.unflatten(0, (n_groups, n_chunks, -1)).transpose(0, 1).flatten(1, 2)
-    used = [chunk for chunk in range(n_chunks) if rows[chunk].any()]
+    rows = [stored._replace(chunk=chunk).rows(fused.lora_b) for chunk in range(len(stored.shares))]
+    used = [chunk for chunk, own in enumerate(rows) if own.any()]
     if used and len(fused.lora_a) % len(used) == 0:
         rank = len(fused.lora_a) // len(used)
         blocks = {chunk: slice(i * rank, (i + 1) * rank) for i, chunk in enumerate(used)}
@@ -66,7 +62,7 @@ def split_fused(fused: LoRAWeights, n_chunks: int, n_groups: int = 1) -> dict[in
                 chunk: LoRAWeights(fused.lora_a[block], rows[chunk][:, block], alpha)
                 for chunk, block in blocks.items()
             }
-    return {chunk: LoRAWeights(fused.lora_a, rows[chunk], fused.alpha) for chunk in range(n_chunks)}
+    return {chunk: LoRAWeights(fused.lora_a, own, fused.alpha) for chunk, own in enumerate(rows)}
 
 
 def _is_zero_outside(lora_b: Tensor, block: slice) -> bool:

@@ -37,7 +37,7 @@ def save_whole(model: Model, config: LoRA, family: Family) -> tuple[dict[str, Te
         whole[hf_name(family, model, mapping.name)].append((mapping, weight.detach()))
     tensors = {f"{PREFIX}{name}{ROWS}": one for name, one in rows.items()}
     for name, chunks in whole.items():
-        if len(chunks) < chunks[0][0].n_chunks:
+        if len(chunks) < len(chunks[0][0].shares):
             raise ConfigError(f"{name} is one matrix in transformers, and only a part of it was trained whole.")
         tensors[PREFIX + name] = join(chunks).contiguous()
     settings = {

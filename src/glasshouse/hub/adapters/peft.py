@@ -185,11 +185,11 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
     keys = ConfigReader(table, str(adapter.path / CONFIG))
     _check_plain_lora(keys)
     theirs: dict[str, dict[int, str]] = defaultdict(dict)
-    fusion: dict[str, tuple[int, int]] = {}
+    stored: dict[str, TensorMapping] = {}
     for ours in linears:
         mapping = _module_mapping(family, model, f"{ours}.weight")
         theirs[mapping.name][mapping.chunk] = ours
-        fusion[mapping.name] = mapping.n_chunks, mapping.n_groups
+        stored[mapping.name] = mapping
     found: dict[str, LoRAWeights] = {}
     tensors = store.read_tensors(weights)
     whole = WholeWeights.take(tensors, keys, model, family, str(weights))
@@ -199,10 +199,10 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
             raise StoreError(
                 f"{str(weights)!r} has LoRA weights of {name}, which is not a linear layer in this model's blocks."
             )
-        linear = linears[next(iter(theirs[full].values()))]
-        d_in, d_out = linear.in_features, linear.out_features * fusion[full][0]
+        linear = linears[theirs[full][stored[full].chunk]]
+        d_in, d_out = linear.in_features, stored[full].whole(linear.out_features)
         fused = _lora_weights(keys, name, pairs[name], d_in, d_out, str(weights))
-        found |= {theirs[full][chunk]: own for chunk, own in split_fused(fused, *fusion[full]).items()}
+        found |= {theirs[full][chunk]: own for chunk, own in split_fused(fused, stored[full]).items()}
     highest = max(found.values(), key=lambda lora: len(lora.lora_a))
     targets = tuple(dict.fromkeys(ours.rpartition(".")[2] for ours in linears if ours in found))
     try:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -40,6 +40,10 @@ GATED: ConfigDict = {
 }
 
 
+# A matrix of queries, keys and values: head by head, or all queries, then all keys and all values.
+Fusion = Literal["each head", "in turn"]
+
+
 class KeyMapping(NamedTuple):
     """One key of config.json and the equivalent field of a spec (with dots for nested fields)."""
 
@@ -56,14 +60,14 @@ class TensorMapping(NamedTuple):
     transposed: bool = False  # stored as [in, out] instead of [out, in]
     row: bool = False  # stored as [1, n] instead of [n]
     chunk: int = 0  # index among
-    n_chunks: int = 1  # this many equal chunks of a fused tensor
-    by_head: bool = False  # the chunks of each head follow each other, and then those of the next head
-    n_groups: int = 1  # the number of these heads; of the spec, where it is known
+    shares: tuple[int, ...] = (1,)  # the chunks of a fused tensor, by their relative sizes
+    fused: Fusion | None = None  # how the chunks follow from the spec
+    n_groups: int = 1  # of rows, each with all chunks
     offset: float = 0.0  # ours minus theirs
 
     def shape(self, ours: Sequence[int]) -> list[int]:
         """Return the shape of the Hugging Face tensor, given that of ours."""
-        shape = [size * self.n_chunks for size in ours[:1]] + [*ours[1:]]  # a scalar has none
+        shape = [self.whole(size) for size in ours[:1]] + [*ours[1:]]  # a scalar has none
         return shape[::-1] if self.transposed else [1, *shape] if self.row else shape
 
     def view(self, tensor: Tensor) -> Tensor:
@@ -71,19 +75,31 @@ class TensorMapping(NamedTuple):
         tensor = tensor.flatten() if self.row else tensor
         tensor = tensor.T if self.transposed else tensor
         tensor = tensor + self.offset if self.offset else tensor
-        if self.n_groups > 1:
-            return tensor.unflatten(0, (self.n_groups, self.n_chunks, -1))[:, self.chunk].flatten(0, 1)
-        return tensor.chunk(self.n_chunks)[self.chunk] if self.n_chunks > 1 else tensor
+        return self.rows(tensor) if len(self.shares) > 1 else tensor
+
+    def whole(self, size: int) -> int:
+        """Return the number of rows of the fused tensor, given that of its chunk."""
+        return size * sum(self.shares) // self.shares[self.chunk]
+
+    def rows(self, fused: Tensor) -> Tensor:
+        """Return the rows of the chunk."""
+        groups = fused.unflatten(0, (self.n_groups, -1))
+        share = groups.shape[1] // sum(self.shares)
+        start = share * sum(self.shares[: self.chunk])
+        return groups[:, start : start + share * self.shares[self.chunk]].flatten(0, 1)
 
 
 def transposed(name: str, chunk: int = 0, n_chunks: int = 1) -> TensorMapping:
     """Return the mapping of a matrix stored as [in, out], or of one chunk of a fused matrix."""
-    return TensorMapping(name, transposed=True, chunk=chunk, n_chunks=n_chunks)
+    return TensorMapping(name, transposed=True, chunk=chunk, shares=(1,) * n_chunks)
 
 
-def by_head(name: str, chunk: int, n_chunks: int) -> TensorMapping:
-    """Return the mapping of one chunk of a matrix that is fused head by head."""
-    return TensorMapping(name, chunk=chunk, n_chunks=n_chunks, by_head=True)
+def fused(name: str, how: Fusion) -> dict[str, TensorMapping]:
+    """Return the mappings of the queries, keys and values of a block that are stored as one matrix."""
+    return {
+        f"stack.blocks.*.attention.layer.{part}": TensorMapping(name, chunk=chunk, shares=(1, 1, 1), fused=how)
+        for chunk, part in enumerate(("query", "key", "value"))
+    }
 
 
 def minus_one(name: str) -> TensorMapping:
@@ -243,8 +259,12 @@ class Family:
         mapping = find_mapping(self.names, ours)
         if mapping is None:
             return None
-        n_groups = spec.n_heads if mapping.by_head else 1
-        return mapping._replace(name=self.rename(mapping.name, spec), n_groups=n_groups)
+        match mapping.fused:
+            case "each head":
+                mapping = mapping._replace(n_groups=spec.n_heads)
+            case "in turn":
+                mapping = mapping._replace(shares=(spec.n_heads, spec.n_kv_heads, spec.n_kv_heads))
+        return mapping._replace(name=self.rename(mapping.name, spec))
 
     def _hf_name(self, ours: str) -> str | None:
         mapping = find_mapping(self.names, ours)

@@ -90,7 +90,9 @@ def read_rotary(
     kind = rope.get("rope_type", rope.get("type", "default"))
     if not isinstance(kind, str) or kind not in SCALINGS:
         why = (
-            "its frequencies depend on the sequence length, which invalidates a KV cache" if kind == "dynamic" else ""
+            "its frequencies depend on the sequence length, which invalidates a KV cache"
+            if kind in ("dynamic", "longrope")
+            else ""
         )
         raise StoreError(
             f"{keys.source!r} has rope_type = {kind!r}, which is not supported{': ' * bool(why)}{why}; "

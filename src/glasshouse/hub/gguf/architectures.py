@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from glasshouse.hub.families.family import TensorMapping
 from glasshouse.spec import LinearScaling, Llama3Scaling, NoScaling, Rotary, TransformerSpec
@@ -30,9 +30,13 @@ NAMES: dict[str, TensorMapping | str] = {
     "stack.norm": "output_norm",
     "head.weight": "output.weight",
 }
-FUSED: dict[str, TensorMapping | str] = {
-    f"{BLOCK}.attention.layer.{part}": TensorMapping("blk.*.attn_qkv", chunk=chunk, n_chunks=3)
+QKV: dict[str, TensorMapping | str] = {
+    f"{BLOCK}.attention.layer.{part}": TensorMapping("blk.*.attn_qkv", chunk=chunk, shares=(1, 1, 1))
     for chunk, part in enumerate(("query", "key", "value"))
+}
+GATE_UP: dict[str, TensorMapping | str] = {
+    f"{BLOCK}.feedforward.layer.{part}": TensorMapping("blk.*.ffn_up", chunk=chunk, shares=(1, 1))
+    for chunk, part in enumerate(("gate", "up"))
 }
 
 
@@ -41,7 +45,7 @@ class Architecture:
     """One of llama.cpp's architectures."""
 
     name: str
-    is_fused: bool = False  # one matrix of queries, keys and values
+    fused: Mapping[str, TensorMapping | str] = field(default_factory=dict)  # matrices that are parts of others
     rotates_pairs: bool = False  # neighbouring coordinates, not those half a head apart
     stores_tied_head: bool = False  # the head has a matrix of its own also where it is the embedding's
     has_wide_heads: bool = False  # all heads together may be wider or narrower than the model
@@ -52,7 +56,7 @@ class Architecture:
     @property
     def names(self) -> Mapping[str, TensorMapping | str]:
         """Our modules or tensors, and theirs; `*` is the index of a block."""
-        return NAMES | FUSED if self.is_fused else NAMES
+        return {**NAMES, **self.fused}
 
     def unsupported(self, s: TransformerSpec) -> Iterator[str]:
         """Yield the fields of a spec of its family that it does not have."""
@@ -80,8 +84,8 @@ class Architecture:
 
 # By the model_type of the family.
 ARCHITECTURES = {
-    "gpt2": Architecture("gpt2", is_fused=True, biases=(True, True), activation="gelu"),
-    "gpt_neox": Architecture("gptneox", is_fused=True, stores_tied_head=True, biases=(True, True), activation="gelu"),
+    "gpt2": Architecture("gpt2", fused=QKV, biases=(True, True), activation="gelu"),
+    "gpt_neox": Architecture("gptneox", fused=QKV, stores_tied_head=True, biases=(True, True), activation="gelu"),
     "llama": Architecture("llama", rotates_pairs=True, has_wide_heads=True),
     "mistral": Architecture("llama", rotates_pairs=True, has_wide_heads=True),
     "qwen2": Architecture("qwen2", biases=(True, False)),
@@ -89,5 +93,6 @@ ARCHITECTURES = {
     "gemma2": Architecture(
         "gemma2", has_wide_heads=True, biases=(False, False), activation="geglu", windows_alternate=True
     ),
+    "phi3": Architecture("phi3", fused=GATE_UP, biases=(False, False)),
     "olmo2": Architecture("olmo2", stores_tied_head=True, biases=(False, False)),
 }
