@@ -26,6 +26,14 @@ SHAPES: dict[str, dict[str, Any]] = {
         "feedforward": {"kind": "geglu", "tanh": True},
         "n_kv_heads": 2,
     },
+    "gemma3_text": {
+        "position": {"kind": "rotary", "theta": 1e3, "local_theta": 50.0},
+        "norm_placement": "sandwich",
+        "windows": (4, 4, 0),
+        "qk_norm": True,
+        "feedforward": {"kind": "geglu", "tanh": True},
+        "n_kv_heads": 2,
+    },
     "phi3": {
         "position": {"kind": "rotary", "fraction": 0.5},
         "norm": {"kind": "rms"},
@@ -60,6 +68,7 @@ positions = st.one_of(
             ]
         ),
         fraction=st.sampled_from([1.0, 0.7]),  # of heads of 4 or 6, where it rotates 2 or 4
+        local_theta=st.sampled_from([None, 50.0]),
     ),
     st.builds(spec.Relative, n_buckets=st.sampled_from([4, 8]), max_distance=st.sampled_from([6, 20])),
     st.just(spec.Alibi()),

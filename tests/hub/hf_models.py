@@ -35,6 +35,7 @@ LLAMA = {
 }
 # Soft-caps that the scores and logits of such small models reach.
 GEMMA2 = {**LLAMA, "head_dim": 12, "sliding_window": 4, "attn_logit_softcapping": 0.5, "final_logit_softcapping": 1.0}
+GEMMA3 = {**LLAMA, "head_dim": 12, "sliding_window": 4, "sliding_window_pattern": 2, "query_pre_attn_scalar": 12}
 OLMO2 = {**LLAMA, "eos_token_id": 2}
 PHI3 = {**LLAMA, "pad_token_id": 0, "eos_token_id": 2}
 BERT = {
@@ -176,6 +177,36 @@ CASES = {
         drops=True,
     ),
     "gemma2-bare": Case(hf.Gemma2Model, of(hf.Gemma2Config, GEMMA2), drops=True),
+    "gemma3": Case(hf.Gemma3ForCausalLM, of(hf.Gemma3TextConfig, GEMMA3), drops=True),
+    "gemma3-capped-biased-untied": Case(
+        hf.Gemma3ForCausalLM,
+        of(
+            hf.Gemma3TextConfig,
+            GEMMA3,
+            final_logit_softcapping=1.0,
+            attention_bias=True,
+            tie_word_embeddings=False,
+            query_pre_attn_scalar=10,
+            layer_types=["full_attention", "full_attention", "sliding_attention"],
+        ),
+        drops=True,
+    ),
+    "gemma3-seven-layers-capped": Case(
+        hf.Gemma3ForCausalLM,
+        of(
+            hf.Gemma3TextConfig,
+            GEMMA3,
+            num_hidden_layers=7,
+            sliding_window_pattern=6,
+            final_logit_softcapping=1.0,
+            rope_parameters={
+                "full_attention": {"rope_type": "linear", "rope_theta": 700.0, "factor": 8.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        ),
+        drops=True,
+    ),
+    "gemma3-bare": Case(hf.Gemma3TextModel, of(hf.Gemma3TextConfig, GEMMA3), drops=True),
     "olmo2": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2), drops=True),
     "olmo2-all-heads-biased-tied": Case(
         hf.Olmo2ForCausalLM,
@@ -262,7 +293,7 @@ CASES = {
 
 # One of each family first.
 FAMILIES = ["gpt2", "llama", "mistral-window", "qwen2", "qwen3", "bert-masked", "roberta-masked"]
-FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2", "gemma2", "phi3"]
+FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2", "gemma2", "gemma3", "phi3"]
 EACH_FAMILY = first_of([*FAMILIES, *(name for name in CASES if name not in FAMILIES)], len(FAMILIES))
 
 

@@ -32,6 +32,7 @@ CASES = {
     "qwen2": "QWEN2",
     "qwen3": "QWEN3",
     "gemma2": "GEMMA2",
+    "gemma3-seven-layers-capped": "GEMMA3",
     "olmo2": "OLMO2",
     "phi3-part-of-heads": "PHI3",
 }
@@ -59,7 +60,7 @@ def expected(name: str, theirs: Any) -> dict[str, Tensor]:  # noqa: ANN401
     found = {}
     for key, tensor in theirs.state_dict().items():
         whole = tensor.float()
-        if key.endswith((".attn.bias", ".masked_bias", "inv_freq")) or (name == "gemma2" and key == "lm_head.weight"):
+        if key.endswith((".attn.bias", ".masked_bias", "inv_freq")) or ("gemma" in name and key == "lm_head.weight"):
             continue
         if name == "gpt2" and tensor.dim() == 2 and ".h." in key:  # Conv1D
             whole = whole.T
@@ -75,7 +76,7 @@ def expected(name: str, theirs: Any) -> dict[str, Tensor]:  # noqa: ANN401
             count = heads if "q_proj" in key else config.num_key_value_heads
             shape = whole.shape
             whole = whole.reshape(count, 2, shape[0] // count // 2, *shape[1:]).swapaxes(1, 2).reshape(shape)
-        if name == "gemma2" and key.endswith("norm.weight"):
+        if "gemma" in name and key.endswith("norm.weight"):
             whole = whole + 1
         stored = names.get_name(key, try_suffixes=(".weight", ".bias"))
         assert stored is not None, key

@@ -31,6 +31,7 @@ GPT2, T5, MARIAN, LLAMA = (CONFIGS[name] for name in ("gpt2", "t5-small", "opus-
         ("pythia-70m", "embed_out.weight", 70_426_624),
         ("OLMo-2-0425-1B", "lm_head.weight", 1_484_916_736),
         ("gemma-2-2b", "", 2_614_341_888),
+        ("gemma-3-1b-pt", "", 999_885_952),
         ("phi-4", "lm_head.weight", 14_659_507_200),
     ],
 )

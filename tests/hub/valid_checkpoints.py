@@ -37,6 +37,14 @@ GEMMA2: Table = {
     "logit_softcap": 30.0,
 }
 OLMO2: Table = {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}
+GEMMA3: Table = {
+    "norm_placement": "sandwich",
+    "embed_scale": True,
+    "qk_norm": True,
+    "feedforward": {"kind": "geglu", "tanh": True},
+    "position": {"kind": "rotary", "theta": 1e6, "local_theta": 1e4},
+    "windows": (4, 0),
+}
 PHI3: Table = {"position": {"kind": "rotary", "fraction": 0.5}}
 SPECS = {
     "gpt2": gh.preset("gpt2", **SMALL),
@@ -46,6 +54,7 @@ SPECS = {
     "qwen2": gh.preset("llama-small", **LLAMA, windows=[5, 0], qkv_bias=True),
     "gpt_neox": gh.preset("gpt2", **SMALL, **NEOX),
     "gemma2": gh.preset("llama-small", **LLAMA, **GEMMA2),
+    "gemma3_text": gh.preset("llama-small", **LLAMA, **GEMMA3),
     "olmo2": gh.preset("llama-small", **LLAMA, **OLMO2),
     "phi3": gh.preset("llama-small", **LLAMA, **PHI3),
     "bert": gh.preset("tiny-encoder", **SMALL),

@@ -380,6 +380,17 @@ def test_rotary_angles() -> None:
     close(torch.view_as_real(before * torch.exp(1j * angles)), torch.view_as_real(after))
 
 
+@pytest.mark.parametrize(("layer", "theta"), [(0, 100), (1, 9)])
+def test_a_layer_with_a_window_has_its_own_angles(layer: int, theta: float) -> None:
+    position = {"kind": "rotary", "theta": 100.0, "layout": "pairs", "local_theta": 9.0}
+    model = make(position=position, n_layers=2, windows=(0, 8))
+    (card,) = (card for card in answer(model, position=3, layer=layer)["cards"] if card["kind"] == "rotate")
+    angles, x, y = (unpacked(card[name]) for name in ("angles", "x", "y"))
+    close(angles, torch.tensor([3.0, 3.0 * theta ** (-2 / 4)]))
+    before, after = torch.view_as_complex(x.reshape(2, 2)), torch.view_as_complex(y.reshape(2, 2))
+    close(torch.view_as_real(before * torch.exp(1j * angles)), torch.view_as_real(after))
+
+
 def test_the_angles_of_a_partial_rotation_are_those_of_its_width() -> None:
     model = make(position={"kind": "rotary", "theta": 100.0, "fraction": 0.5}, n_layers=1)
     (card,) = (card for card in answer(model, position=3)["cards"] if card["kind"] == "rotate")

@@ -19,6 +19,7 @@ from glasshouse.hub.families.bart import BART, MARIAN
 from glasshouse.hub.families.bert import BERT, DISTILBERT, ROBERTA
 from glasshouse.hub.families.family import Family, TensorMapping, differing_fields, join, special_ids, tensor_mapping
 from glasshouse.hub.families.gemma2 import GEMMA2
+from glasshouse.hub.families.gemma3 import GEMMA3
 from glasshouse.hub.families.gpt2 import GPT2
 from glasshouse.hub.families.gpt_neox import GPT_NEOX
 from glasshouse.hub.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
@@ -48,7 +49,7 @@ from glasshouse.text import Tokenizer
 FAMILIES = {
     family.model_type: family
     for family in (
-        *(GPT2, GPT_NEOX, LLAMA, MISTRAL, GEMMA2, OLMO2, PHI3, QWEN2, QWEN3),
+        *(GPT2, GPT_NEOX, LLAMA, MISTRAL, GEMMA2, GEMMA3, OLMO2, PHI3, QWEN2, QWEN3),
         *(BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN),
     )
 }

@@ -86,7 +86,8 @@ class Attention(MultiHeadAttention):
 
     def attend_heads(self, q: Tensor, k: Tensor, v: Tensor, ctx: Context) -> Tensor:
         """Normalise and rotate q and k, update the cache, and attend; q is [B, H, S, d]."""
-        q, k = ctx.rotate(self.q_norm(q)), ctx.rotate(self.k_norm(k))
+        rotate = ctx.rotations[self.window]
+        q, k = rotate(self.q_norm(q)), rotate(self.k_norm(k))
         if ctx.cache is not None:
             k, v = ctx.cache.update(self.index, ctx.write_offsets[self.window], k, v)
         return self.attend(q, k, v, ctx.backends[self.window])

@@ -16,7 +16,7 @@ from glasshouse.layers.position import Rotate
 class Context:
     """Made for each forward pass by the stack, and read by every layer."""
 
-    rotate: Rotate  # the rotary embedding of queries and keys
+    rotations: Mapping[int, Rotate]  # by the layer's window: the rotary embedding of queries and keys
     backends: Mapping[int, Backend]  # by the layer's window: the attention backend, with its mask
     positions: Tensor  # broadcasts to [B, S]
     ids: Tensor | None = None  # [B, S], for layers that embed the tokens themselves

@@ -1,6 +1,7 @@
 """Position encodings: added to the embeddings, applied to queries and keys, or added to the attention scores.
 
-Every kind is a module with the same three methods, of which it overrides the one it needs.
+Every kind is a module with the same three methods, of which it overrides the one it needs. Layers with a sliding
+window may have one of their own.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import assert_never
 
 import torch
@@ -46,6 +48,14 @@ def _unchanged(x: Tensor) -> Tensor:
     return x
 
 
+def make_local_position(s: spec.TransformerSpec) -> Position | None:
+    """Build the position encoding of layers with a sliding window, if it is another than that of the others."""
+    if not isinstance(s.position, spec.Rotary) or s.position.local_theta is None:
+        return None
+    local = replace(s.position, theta=s.position.local_theta, scaling=spec.NoScaling())
+    return make_position(replace(s, position=local), causal=True)
+
+
 def make_position(s: spec.TransformerSpec, causal: bool) -> Position:
     """Build the position encoding of a stack."""
     if (position := registry.build(s.position, Position, s, causal)) is not None:
@@ -57,7 +67,7 @@ def make_position(s: spec.TransformerSpec, causal: bool) -> Position:
             return SinusoidalPosition(s.d_model, layout == "pairs")
         case spec.Learned(offset):
             return LearnedPosition(s.max_len, s.d_model, offset)
-        case spec.Rotary(theta, layout, scaling, fraction):
+        case spec.Rotary(theta, layout, scaling, fraction, _):
             rotate_pairs = rotate_halves if layout == "halves" else rotate_interleaved
             kind = RotaryPosition if fraction == 1 else PartialRotaryPosition
             return kind(s.position.width(s.d_head), theta, rotate_pairs, scaling)

@@ -16,7 +16,7 @@ from glasshouse.layers.block import make_block
 from glasshouse.layers.cache import CacheView, KVShape
 from glasshouse.layers.context import Context
 from glasshouse.layers.norm import make_norm
-from glasshouse.layers.position import make_position
+from glasshouse.layers.position import Position, make_local_position, make_position
 from glasshouse.layers.sublayer import Sublayer
 
 
@@ -35,6 +35,7 @@ class Stack(nn.Module):
         self.attention_dropout = s.attention_dropout
         self.windows = sorted({s.window(index) for index in range(n_layers)})
         self.position = make_position(s, causal)
+        self.local_position = make_local_position(s)
         self.embed_norm = make_norm(s.norm, s.d_model) if s.embed_norm else nn.Identity()
         self.drop = nn.Dropout(s.embed_dropout)
         self.blocks = nn.ModuleList(make_block(s, index, cross=cross) for index in range(n_layers))
@@ -75,12 +76,20 @@ class Stack(nn.Module):
             cross = self.backend(mask, layout, source, dtype, cached=cache is not None)
         offsets = {} if cache is None else cache.write_offsets(layout)
         rotate = self.position.rotation(layout.positions, dtype)
+        local = rotate if self.local_position is None else self.local_position.rotation(layout.positions, dtype)
+        rotations = {window: local if window else rotate for window in self.windows}
         backends = {}
         for window in self.windows:
             keys = layout if cache is None else cache.key_layout(layout, window)
             mask = self.mask(layout, keys, dtype, window, None if cache is None else cache.rows)
             backends[window] = self.backend(mask, layout, keys, dtype, cached=keys is not layout)
-        return Context(rotate, backends, layout.positions, layout.ids, cache, offsets, memory, cross)
+        return Context(rotations, backends, layout.positions, layout.ids, cache, offsets, memory, cross)
+
+    def position_of(self, layer: int) -> Position:
+        """Return the position encoding of a layer."""
+        if self.local_position is not None and self.kv_shapes()[layer].window:
+            return self.local_position
+        return self.position
 
     def mask(
         self, queries: Layout, keys: Layout, dtype: torch.dtype, window: int, rows: Tensor | None = None

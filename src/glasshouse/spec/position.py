@@ -134,9 +134,13 @@ class Rotary(Position):
     scaling: NoScaling | LinearScaling | Llama3Scaling | YarnScaling = NoScaling()  # extension of the context length
     # part of each head's coordinates, from the first on, that is rotated, as in GPT-NeoX; the others have no position
     fraction: float = field(default=1.0, metadata={"omit_default": True})
+    # theta of layers with a sliding window, which are not scaled, as in Gemma 3; None: they are as the others
+    local_theta: float | None = field(default=None, metadata={"omit_default": True})
 
     def check(self) -> None:
         require(1 < self.theta < math.inf, "rotary.theta", self.theta, "above 1")
+        local = self.local_theta
+        require(local is None or 1 < local < math.inf, "rotary.local_theta", local, "above 1")
         require(0 < self.fraction <= 1, "rotary.fraction", self.fraction, "above 0 and at most 1")
 
     def check_sizes(self, d_model: int, d_head: int) -> None:

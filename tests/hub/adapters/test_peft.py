@@ -53,6 +53,7 @@ OUT = [
     ("gpt_neox-bare", ("value", "query", "out")),
     ("olmo2", ("*",)),
     ("gemma2", ("*",)),
+    ("gemma3", ("*",)),
     ("phi3", ("*",)),
     ("phi3", ("key", "up")),
 ]
@@ -81,6 +82,7 @@ IN: list[tuple[str, dict[str, Any]]] = [
     ("gpt_neox", {"target_modules": ["query_key_value", "dense_4h_to_h"]}),
     ("gpt_neox-bare", {"target_modules": ["query_key_value"], "trainable_token_indices": [3, 10]}),
     ("olmo2", {"target_modules": ["q_proj"], "modules_to_save": ["lm_head", "q_norm"]}),
+    ("gemma3", {"target_modules": ["v_proj"], "modules_to_save": ["k_norm"]}),
     ("phi3", {"target_modules": ["qkv_proj", "gate_up_proj"]}),
     ("gemma2", {"target_modules": ["q_proj"], "modules_to_save": ["pre_feedforward_layernorm"]}),
     ("gpt2", {"target_modules": ["c_attn", "mlp.c_proj"], "fan_in_fan_out": True, "rank_pattern": {"c_attn": 6}}),

@@ -26,16 +26,30 @@ def adjust(keys: ConfigReader, table: ConfigDict) -> None:
     table["qkv_bias"] = table["out_bias"] = keys.get_typed("attention_bias", False)
     for theirs, (ours, default) in CAPS.items():
         table[ours] = None if keys.get(theirs, default) is None else keys.get_typed(theirs, default)
+    read_scale(keys, table)
+    n_layers = table["n_layers"]
+    types = keys.get("layer_types") or [TYPES[number % 2] for number in range(n_layers)]
+    table["windows"] = repeated(windows_of(keys, types, keys.get_int("sliding_window", 4096), n_layers))
+    keys.expect("use_bidirectional_attention", None, False)
+    read_rotary(keys, table)
+
+
+def read_scale(keys: ConfigReader, table: ConfigDict) -> None:
+    """Read the scale of the scores."""
     scalar = keys.get_int("query_pre_attn_scalar", 256)
     if scalar < 1:
         raise StoreError(f"{keys.source!r} has query_pre_attn_scalar = {scalar}, but it must be at least 1.")
     table["attention_scale"] = None if scalar == table["d_head"] else scalar**-0.5
-    n_layers = table["n_layers"]
-    types = keys.get("layer_types") or [TYPES[number % 2] for number in range(n_layers)]
-    windows = windows_of(keys, types, keys.get_int("sliding_window", 4096), n_layers)
-    table["windows"] = next(windows[:n] for n in (1, 2, n_layers) if windows == (windows[:n] * n_layers)[:n_layers])
-    keys.expect("use_bidirectional_attention", None, False)
-    read_rotary(keys, table)
+
+
+def repeated(windows: list[int]) -> list[int]:
+    """Return the shortest list that gives the windows of all layers where it is repeated over them.
+
+    >>> repeated([4, 4, 0, 4, 4]), repeated([0, 0])
+    ([4, 4, 0], [0])
+    """
+    count = len(windows)
+    return next(windows[:n] for n in range(1, count + 1) if windows == (windows[:n] * count)[:count])
 
 
 def extra(spec: Spec) -> ConfigDict:
@@ -71,15 +85,17 @@ SIZES = {
     "max_position_embeddings": 8192,
 }
 
+KEY_MAPPINGS = tuple(
+    KeyMapping("hidden_activation", "feedforward", "gelu_pytorch_tanh", GATED)
+    if mapping.hf_key == "hidden_act"
+    else mapping
+    for mapping in with_defaults(**SIZES)
+)
+
 GEMMA2 = llama(
     model_type="gemma2",
     base={**BASE, "norm_placement": "sandwich", "embed_scale": True},
-    key_mappings=tuple(
-        KeyMapping("hidden_activation", "feedforward", "gelu_pytorch_tanh", GATED)
-        if mapping.hf_key == "hidden_act"
-        else mapping
-        for mapping in with_defaults(**SIZES)
-    ),
+    key_mappings=KEY_MAPPINGS,
     names={**NAMES, **NORMS},
     ignored_keys=("initializer_range", "hidden_act", "cache_implementation"),  # `hidden_activation` is what counts
     tied=True,

@@ -51,7 +51,7 @@ class Architecture:
     has_wide_heads: bool = False  # all heads together may be wider or narrower than the model
     biases: tuple[bool, bool] | None = None  # of queries, keys and values; of all others. None: any
     activation: str = "swiglu"  # of the feed-forward layers
-    windows_alternate: bool = False  # every second layer has one, from the first on; else no layer
+    full_every: int = 1  # one in so many layers has no sliding window, the last of them
 
     @property
     def names(self) -> Mapping[str, TensorMapping | str]:
@@ -61,7 +61,7 @@ class Architecture:
     def unsupported(self, s: TransformerSpec) -> Iterator[str]:
         """Yield the fields of a spec of its family that it does not have."""
         windows = [s.window(layer) for layer in range(s.n_layers)]
-        if windows != [windows[0] * (self.windows_alternate and layer % 2 == 0) for layer in range(s.n_layers)]:
+        if windows != [windows[0] * ((layer + 1) % self.full_every > 0) for layer in range(s.n_layers)]:
             yield "windows"
         if s.attention_scale is not None:
             yield "attention_scale"
@@ -90,8 +90,9 @@ ARCHITECTURES = {
     "mistral": Architecture("llama", rotates_pairs=True, has_wide_heads=True),
     "qwen2": Architecture("qwen2", biases=(True, False)),
     "qwen3": Architecture("qwen3", has_wide_heads=True, biases=(False, False)),
-    "gemma2": Architecture(
-        "gemma2", has_wide_heads=True, biases=(False, False), activation="geglu", windows_alternate=True
+    "gemma2": Architecture("gemma2", has_wide_heads=True, biases=(False, False), activation="geglu", full_every=2),
+    "gemma3_text": Architecture(
+        "gemma3", has_wide_heads=True, biases=(False, False), activation="geglu", full_every=6
     ),
     "phi3": Architecture("phi3", fused=GATE_UP, biases=(False, False)),
     "olmo2": Architecture("olmo2", stores_tied_head=True, biases=(False, False)),

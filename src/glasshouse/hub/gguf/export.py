@@ -110,9 +110,14 @@ def _add_settings(writer: gguf.GGUFWriter, s: TransformerSpec, architecture: Arc
         writer.add_parallel_residual(s.norm_placement == "parallel")
     if architecture.name == "gemma2":
         assert s.attention_softcap is not None
-        assert s.logit_softcap is not None
         writer.add_sliding_window(s.window(0) or s.max_len)
         writer.add_attn_logit_softcapping(s.attention_softcap)
+    if architecture.name == "gemma3" and isinstance(s.position, Rotary):
+        if s.window(0):
+            writer.add_sliding_window(s.window(0))
+        local_theta = s.position.theta if s.position.local_theta is None else s.position.local_theta
+        writer.add_float32(_package().Keys.Rope.FREQ_BASE_SWA.format(arch=writer.arch), local_theta)
+    if s.logit_softcap is not None:
         writer.add_final_logit_softcapping(s.logit_softcap)
 
 

@@ -100,7 +100,7 @@ def _token(path: TokenPath, part: str, x: Tensor, recorded: dict[str, Tensor]) -
         index=path.position,
         head=path.head,
         positions=make_layout(path.ids).positions,
-        encoding=path.stack.position,
+        encoding=path.stack.position_of(path.layer),
         causal=path.stack.causal,
         memory=memory_of(path.trace) if part == "cross" else None,
     )
