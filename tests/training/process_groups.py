@@ -44,6 +44,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
             "logit_softcap": 0.1,
         },
     ),
+    "value embeddings": ("tiny-decoder", {"value_embeddings": True, "init": "normal"}),
     "output norms": ("tiny-decoder", {"norm_placement": "output", "init": "normal"}),
     "t5": ("tiny-seq2seq", {"position": {"kind": "relative"}, "dropout": 0.0, "embed_dropout": 0.0}),
 }

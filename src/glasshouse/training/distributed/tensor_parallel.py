@@ -21,6 +21,7 @@ from glasshouse.layers.attend.layout import Layout
 from glasshouse.layers.position import AlibiPosition, RelativePosition
 from glasshouse.layers.softcap import softcap
 from glasshouse.layers.sublayer import Sublayer
+from glasshouse.layers.value_embedding import ValueEmbedding
 from glasshouse.models import Model
 from glasshouse.models.heads import LMHead, ShardedLogits
 from glasshouse.models.stack import Stack
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 COLUMNS, ROWS, HEAD_NORMS = ("query", "key", "value", "gate", "up"), ("out", "down"), ("q_norm", "k_norm")
+VALUE_COLUMNS = "value_embedding.table", "value_embedding.gate"
 
 
 def check_divisible(s: spec.Spec, size: int) -> None:
@@ -47,11 +49,6 @@ def check_divisible(s: spec.Spec, size: int) -> None:
     if size > 1 and s.qk_norm and s.qk_norm_over == "projection":
         raise ConfigError(
             f"train.parallel.tensor is {size}, but qk_norm_over is 'projection', a norm over the heads of all "
-            "processes; set train.parallel.tensor = 1."
-        )
-    if size > 1 and s.value_embeddings:
-        raise ConfigError(
-            f"train.parallel.tensor is {size}, but value_embeddings is true, and their tables are not split over "
             "processes; set train.parallel.tensor = 1."
         )
 
@@ -87,6 +84,8 @@ def _split_sublayer(layer: Sublayer, mesh: DeviceMesh) -> None:
     plan: dict[str, ParallelStyle] = {}
     plan |= {name: ColwiseParallel() for name in COLUMNS if name in children}
     plan |= {name: RowwiseParallel() for name in ROWS if name in children}
+    if isinstance(children.get("value_embedding"), ValueEmbedding):
+        plan |= {name: ColwiseParallel() for name in VALUE_COLUMNS}
     # The gain of a norm over each head gets its gradient from the heads of every process.
     norms = [name for name in HEAD_NORMS if name in children and list(children[name].parameters())]
     plan |= {name: SequenceParallel(sequence_dim=1, use_local_output=True) for name in norms}
