@@ -10,7 +10,7 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, TypeGuard
+from typing import TYPE_CHECKING, Any, Literal, TypeGuard
 
 import tokenizers
 
@@ -23,6 +23,7 @@ from glasshouse.text.bpe.byte_level import unicode_to_bytes
 from glasshouse.text.bpe.pretokenizer import MAX_WORDS
 from glasshouse.text.chat.template import EncodedChat, Message, segments
 from glasshouse.text.corpus_encoder import CorpusEncoder
+from glasshouse.text.padding import pad
 from glasshouse.text.tokenizer_folder import TOKENIZER, TokenizerFiles, parse, refuse_code
 from glasshouse.text.tokenizer_json import (
     SPECIAL_TOKEN_ROLES,
@@ -35,6 +36,9 @@ from glasshouse.text.tokenizer_json import (
 from glasshouse.text.tokenizers_library import decode_byte_fallback, encode_invalid_utf8, library_errors, truncate
 from glasshouse.text.utf8 import checked_text, is_invalid_utf8
 from glasshouse.text.vocabulary import Vocabulary
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LONG = 2**19  # characters from which on the corpus encoder is faster, its check included
 
@@ -206,6 +210,20 @@ class Tokenizer:
             # The fast variant computes no offsets.
             encodings = self._encoder.encode_batch_fast(checked, add_special_tokens=add_special_tokens)
         return [one.ids if max_len is None or len(one) <= max_len else truncate(one, max_len) for one in encodings]
+
+    def __call__(
+        self, texts: Iterable[str | bytes], add_special_tokens: bool = True, *, max_len: int | None = None
+    ) -> dict[str, Tensor]:
+        """Encode texts for a model, as `model(**tok(texts))`: `ids` [B, S], padded on the right, and `lengths` [B].
+
+        >>> tokenizer = Tokenizer.train(texts=["a rose is a rose"], vocab_size=266)
+        >>> batch = tokenizer(["a rose is a rose", "a rose"])
+        >>> batch["ids"].shape, batch["lengths"].tolist()
+        (torch.Size([2, 10]), [10, 3])
+        """
+        rows = self.encode_batch(texts, add_special_tokens, max_len=max_len)
+        ids, lengths = pad(rows, self.special_id("pad") or 0)
+        return {"ids": ids, "lengths": lengths}
 
     def encode_chat(
         self, messages: Sequence[Message], *, add_generation_prompt: bool = False, tools: Sequence[JsonDict] = ()

@@ -12,6 +12,7 @@ from glasshouse.inspection.sites import unwrap_model
 from glasshouse.models import Model, Seq2Seq, check_tokenizer
 from glasshouse.models.prompt import encode_prompt
 from glasshouse.text import Tokenizer
+from glasshouse.text.padding import pad
 
 Input = Tensor | str | Sequence[str]  # ids [B, S], a text, or a batch of texts
 SHOWN = 40  # characters of a text in an error
@@ -86,18 +87,3 @@ def _encode(model: Model, text: str, tok: Tokenizer | None, is_target: bool) -> 
     if model.spec.start_id is None:
         raise InputError("the spec has no start_id, which a target begins with; give the target as ids.")
     return [model.spec.start_id, *tok.encode(text, add_special_tokens=False)]
-
-
-def pad(rows: Sequence[Sequence[int]], pad_id: int = 0) -> tuple[Tensor, Tensor]:
-    """Return rows of ids as one tensor [B, S], padded on the right, and their lengths [B].
-
-    >>> ids, lengths = pad([[5, 6, 7], [8]])
-    >>> ids.tolist(), lengths.tolist()
-    ([[5, 6, 7], [8, 0, 0]], [3, 1])
-    """
-    import torch  # so that tokenizers load without it
-
-    width = max(map(len, rows), default=0)
-    padded = [[*row, *[pad_id] * (width - len(row))] for row in rows]
-    ids = torch.tensor(padded, dtype=torch.long).reshape(len(rows), width)
-    return ids, torch.tensor([len(row) for row in rows], dtype=torch.long)
