@@ -73,6 +73,12 @@ def test_fan_in_depends_on_the_inputs_of_each_matrix() -> None:
         assert not weight.any()
 
 
+def test_fan_in_makes_embeddings_small_that_are_tied_to_the_head() -> None:
+    model = make(spec.FanIn(0.7, 0.003), "gpt2")
+    assert spread(model.token_embedding.table.weight) == near(128**-0.5)
+    assert spread(model.stack.position.table.weight) == near(128**-0.5)
+
+
 def test_xavier_depends_on_the_shape_of_each_matrix() -> None:
     model = make(spec.Xavier(), "llama-small")
     attention = model.stack.blocks[0].attention.layer

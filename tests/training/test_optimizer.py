@@ -110,15 +110,17 @@ def test_muon_takes_the_matrices_inside_the_blocks() -> None:
     assert inside == encoder | decoder
 
 
-def test_embeddings_and_an_untied_head_have_settings_of_their_own() -> None:
+def test_embeddings_and_the_matrix_of_the_head_have_settings_of_their_own() -> None:
     model = grow(head={"kind": "next_token", "tied": False, "bias": True}, position="learned")
     groups = make_optimizer(model, EVERYTHING).param_groups
     tables = {"token_embedding.table.weight", "stack.position.table.weight"}
     assert {name for group in groups if group["lr"] == 0.01 for name in group["param_names"]} == tables
     (head,) = [group for group in groups if group["weight_decay"] == 0.2]
     assert head["param_names"] == ["head.weight"]
-    tied = make_optimizer(grow(head={"kind": "next_token", "tied": True}), EVERYTHING).param_groups
-    assert not any(group["weight_decay"] == 0.2 for group in tied)
+    tied = make_optimizer(grow(head={"kind": "next_token", "tied": True}, position="learned"), EVERYTHING).param_groups
+    (head,) = [group for group in tied if group["weight_decay"] == 0.2]
+    assert head["param_names"] == ["token_embedding.table.weight"]
+    assert [group["param_names"] for group in tied if group["lr"] == 0.01] == [["stack.position.table.weight"]]
 
 
 def test_a_tied_matrix_is_updated_once() -> None:

@@ -108,6 +108,8 @@ def _draw(module: Linear | Embedding | UntiedLMHead, s: spec.TransformerSpec) ->
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
         case spec.FanIn(), ValueTable():
             nn.init.normal_(module.weight, std=s.d_model**-0.5)
+        case spec.FanIn(), Embedding() if getattr(getattr(s, "head", None), "tied", False):
+            nn.init.normal_(module.weight, std=s.d_model**-0.5)
         case spec.FanIn(embedding_std, head_std), _:
             nn.init.normal_(module.weight, std=head_std if isinstance(module, UntiedLMHead) else embedding_std)
         case _:

@@ -52,7 +52,8 @@ class ZeroOutput(Settings):
 class FanIn(Settings):
     """Normal distribution of standard deviation 1 / sqrt(inputs) for linear layers, residual projections at zero.
 
-    For Muon: embeddings are large, best with `embed_norm`, and the logits of an untied head begin near zero.
+    For Muon: embeddings are large, and the logits of an untied head begin near zero. Where the head is tied to the
+    token embedding, embeddings have a standard deviation of 1 / sqrt(d_model) instead, for logits of 1.
     """
 
     kind: ClassVar[str] = "fan_in"

@@ -20,7 +20,8 @@ from glasshouse.config import Settings, require, require_positive
 from glasshouse.device import compute_dtype
 from glasshouse.errors import InputError
 from glasshouse.layers.embedding import Embedding
-from glasshouse.models.heads import UntiedLMHead
+from glasshouse.models import Decoder, Encoder, Seq2Seq
+from glasshouse.models.heads import LMHead, UntiedLMHead
 from glasshouse.models.stack import Stack
 from glasshouse.training.distributed.fsdp import is_sharded, local, shard_like, whole_like
 
@@ -102,9 +103,9 @@ class Muon(Optimizer):
     beta2: float = field(default=0.0, metadata={"omit_default": True})
     # weight decay only of the weights that the update moves towards zero
     cautious: bool = field(default=False, metadata={"omit_default": True})
-    # the optimizer of the embeddings; None: adamw
+    # the optimizer of the embeddings, besides one that is tied to the head; None: adamw
     embedding: AdamW | None = field(default=None, metadata={"omit_default": True})
-    # the optimizer of the matrix of an untied head; None: adamw
+    # the optimizer of the matrix that makes the logits; None: adamw
     head: AdamW | None = field(default=None, metadata={"omit_default": True})
 
     def check(self) -> None:
@@ -149,8 +150,8 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
             return torch.optim.AdamW(_adamw_groups(named, choice))
         case Muon(lr, momentum, weight_decay, ns_steps):
             inside = set(block_matrices(model))
-            embeddings = {one.weight for one in model.modules() if isinstance(one, Embedding)}
-            heads = {one.weight for one in model.modules() if isinstance(one, UntiedLMHead)}
+            heads = unembeddings(model)
+            embeddings = {one.weight for one in model.modules() if isinstance(one, Embedding)} - heads
             matrices = [(name, weight) for name, weight in named if weight in inside]
             if not matrices:
                 raise InputError("muon updates the matrices inside the blocks, and none is trainable; choose adamw.")
@@ -216,6 +217,14 @@ def block_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
             for module in stack.blocks.modules():
                 if not isinstance(module, Embedding):  # a lookup: its gradient is zero for most rows
                     yield from (weight for weight in module.parameters(recurse=False) if weight.dim() == 2)
+
+
+def unembeddings(model: nn.Module) -> set[Tensor]:
+    """Return the matrices that make logits over the vocabulary, a tied one being the token embedding."""
+    models = [one for one in model.modules() if isinstance(one, Decoder | Encoder | Seq2Seq)]
+    heads = {one.weight for one in model.modules() if isinstance(one, UntiedLMHead)}
+    tied = (one for one in models if isinstance(one.head, LMHead) and not isinstance(one.head, UntiedLMHead))
+    return heads | {one.token_embedding.table.weight for one in tied}
 
 
 def _adamw_groups(named: Named, choice: AdamW) -> list[Group]:
