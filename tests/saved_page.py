@@ -17,8 +17,9 @@ def scripts(page: str) -> dict[str, str]:
 
 def unpack(page: str) -> dict[str, Any]:
     """Return the data of a saved page: its fragment, what can be selected, and its responses."""
-    data: dict[str, Any] = json.loads(_packed(page)["data"])
-    return data
+    (data,) = _packed(page)["elements"].values()
+    unpacked: dict[str, Any] = json.loads(data)
+    return unpacked
 
 
 def _packed(page: str) -> dict[str, Any]:

@@ -250,6 +250,7 @@ def test_the_save_button_keeps_what_was_found(
     settle(page)
     with page.expect_download() as coming:
         page.get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Snapshot").click()
     coming.value.save_as(tmp_path / "page.html")
     troubles: list[str] = []
     saved = opened_offline(browser, tmp_path / "page.html", troubles)

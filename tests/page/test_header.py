@@ -136,6 +136,7 @@ def test_a_saved_page_folds_its_tokens(decoder: Trained, visit: Visit, tmp_path:
     page = visit(decoder, width=1366, height=768, text=LONG, token=70)
     with page.expect_download() as download:
         page.get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Snapshot").click()
     download.value.save_as(tmp_path / "page.html")
     saved = page.context.new_page()
     saved.goto((tmp_path / "page.html").as_uri())

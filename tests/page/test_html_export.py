@@ -95,6 +95,7 @@ def test_the_save_button_saves_the_current_view(
     page = visit(decoder, **state)
     with page.expect_download() as coming:
         page.get_by_role("button", name="Save").click()
+        page.get_by_role("button", name="Snapshot").click()
     coming.value.save_as(tmp_path / "page.html")
     kept = unpack((tmp_path / "page.html").read_text(encoding="utf-8"))
     written = unpack(gh.look(*decoder, **state).html())

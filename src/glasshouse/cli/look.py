@@ -11,6 +11,7 @@ import glasshouse as gh
 from glasshouse import pretrained
 from glasshouse.cli import screen
 from glasshouse.cli.model import MODEL_HELP, Device, Revision
+from glasshouse.errors import InputError
 from glasshouse.escaping import escape_control
 
 app = typer.Typer()
@@ -26,6 +27,13 @@ def look(
         str, typer.Option(help="The view to open, such as attention; for an unknown name the known ones are listed.")
     ] = "overview",
     save: Annotated[Path | None, typer.Option(help="Write the page to a standalone HTML file and exit.")] = None,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live",
+            help="With --save: put the model into the file, so that it runs in the browser without a server.",
+        ),
+    ] = False,
     host: Annotated[str, typer.Option(help="The address to listen on; anything but loopback exposes the page.")] = (
         "127.0.0.1"
     ),
@@ -39,13 +47,16 @@ def look(
 
     Without a model it opens on python-3m, a decoder of Python code that comes with glasshouse.
     """
-    open_page(model, {"text": text, "view": view}, save, host, port, browser, memory, revision, device)
+    if live and save is None:
+        raise InputError("--live puts the model into a file, but none is named; name one with --save.")
+    open_page(model, {"text": text, "view": view}, save, live, host, port, browser, memory, revision, device)
 
 
 def open_page(
     model: str,
     state: dict[str, object],
     save: Path | None,
+    live: bool,
     host: str,
     port: int,
     browser: bool,
@@ -62,7 +73,7 @@ def open_page(
     seen = gh.page.Look(traces, gh.page.validate_state(traces, state))
     if save is not None:
         with screen.waiting("drawing"):
-            seen.save(save)
+            seen.save(save, live=live)
         print(f"{escape_control(str(save))}: {save.stat().st_size:,} bytes; open it in any browser")
         return
     server = gh.page.Server(traces, host, port)

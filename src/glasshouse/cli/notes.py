@@ -53,4 +53,4 @@ def notes(
         state["notes_cards"] = ",".join(dict.fromkeys(cards))
     elif cards:
         state["notes_card"] = cards[0]
-    open_page(model, state, save, host, port, browser, memory, revision, device)
+    open_page(model, state, save, False, host, port, browser, memory, revision, device)

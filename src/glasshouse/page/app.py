@@ -17,9 +17,9 @@ from starlette.routing import Route
 
 from glasshouse import config
 from glasshouse.errors import GlasshouseError
-from glasshouse.page import html_export
 from glasshouse.page.endpoints import endpoints
 from glasshouse.page.files import index_page, static_files
+from glasshouse.page.saving import Save, save
 from glasshouse.page.trace import TraceCache
 from glasshouse.page.view import Endpoint
 from glasshouse.web import json_response, read_body, strict_loads
@@ -34,7 +34,7 @@ class Dispatcher:
 
     def __init__(self, traces: TraceCache) -> None:
         self.traces = traces
-        self.endpoints = endpoints() | {"save": Endpoint(html_export.Save, html_export.save)}
+        self.endpoints = endpoints() | {"save": Endpoint(Save, save)}
         self.model_lock = asyncio.Lock()  # waiting requests are served in order
 
     async def handle(self, request: Request) -> Response:

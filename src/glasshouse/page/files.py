@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 from glasshouse.page.manifest import views
 from glasshouse.page.url_state import DEFAULTS
 from glasshouse.web import to_json
 
+IMPORT = re.compile(r'^import \{([^}]*)\} from "glasshouse/([^"]+)";$', re.MULTILINE)
+EXPORT = re.compile(r"^export (?:const|class|function) (\w+)", re.MULTILINE)
 STATIC = Path(__file__).parent / "static"
 
 
@@ -19,6 +22,33 @@ def static_files() -> dict[str, bytes]:
             scripts = sorted(path for suffix in ("js", "css") for path in view.static.rglob(f"*.{suffix}"))
             files |= {f"views/{view.name}/{path.relative_to(view.static).as_posix()}": path for path in scripts}
     return {name: path.read_bytes() for name, path in files.items()}
+
+
+def is_page_script(name: str) -> bool:
+    """Whether a file is a script of the page itself, not of the worker of a live page."""
+    return name.endswith(".js") and not name.startswith("live/")
+
+
+def worker_script() -> str:
+    """Return the scripts of the worker of a live page as one: a page opened from disk lets its worker import nothing.
+
+    Each becomes a function that returns what the script exports, after those of the scripts that it imports.
+    """
+    texts = {name: text.decode() for name, text in static_files().items() if name.startswith("live/")}
+    linked: dict[str, str] = {}
+
+    def link(name: str) -> None:
+        for imported in IMPORT.findall(texts[name]):
+            if imported[1] not in linked:
+                link(imported[1])
+        body = IMPORT.sub(r'const {\1} = modules["\2"];', texts[name])
+        exported = ", ".join(EXPORT.findall(body))
+        linked[name] = f'modules["{name}"] = (() => {{\n{body}\nreturn {{ {exported} }};\n}})();\n'
+
+    link("live/worker.js")
+    return '"use strict";\nconst modules = {};\n' + re.sub(
+        "^export ", "", "".join(linked.values()), flags=re.MULTILINE
+    )
 
 
 def index_page(*, served: bool = False) -> str:

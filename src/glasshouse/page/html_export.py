@@ -7,17 +7,16 @@ import gzip
 import html
 import json
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
 
 from glasshouse import config
-from glasshouse.config import JsonDict, Settings
+from glasshouse.config import JsonDict
 from glasshouse.errors import GlasshouseError, InputError
 from glasshouse.page.endpoints import endpoints
-from glasshouse.page.files import index_page, static_files
+from glasshouse.page.files import index_page, is_page_script, static_files
 from glasshouse.page.manifest import available_views, views
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.url_state import forward_pass_of, fragment, state_of, with_defaults
+from glasshouse.page.url_state import forward_pass_of, fragment, with_defaults
 from glasshouse.training.plan import TrainingPlan
 from glasshouse.web import to_json
 
@@ -32,39 +31,15 @@ POLICY = (
 UNPACK = """(async () => {
   const bytes = Uint8Array.from(atob(document.getElementById("packed").textContent), (one) => one.charCodeAt(0));
   const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip"));
-  const { scripts, main, id, data } = await new Response(stream).json();
+  const { scripts, main, elements } = await new Response(stream).json();
   const url = (text) => `data:text/javascript;charset=utf-8,${encodeURIComponent(text)}`;
   const named = Object.entries(scripts).map(([name, text]) => [`glasshouse/${name}`, url(text)]);
   const add = (type, id, text) =>
     document.body.append(Object.assign(document.createElement("script"), { type, id, textContent: text }));
-  add("application/json", id, data);
+  for (const [id, data] of Object.entries(elements)) add("application/json", id, data);
   add("importmap", "imports", JSON.stringify({ imports: Object.fromEntries(named) }));
   await import(`glasshouse/${main}`);
 })();"""
-
-
-@dataclass(frozen=True)
-class Save(Settings):
-    """Parameters of an export: the URL fragment and the requests of the page.
-
-    A request is "name index body", where the index refers to `forward_passes`, or is "-": a long text is sent once,
-    however many tiles were requested.
-    """
-
-    fragment: str = ""
-    forward_passes: tuple[str, ...] = ()
-    requests: tuple[str, ...] = ()
-
-
-def save(traces: TraceCache, params: Save) -> JsonDict:
-    """Return the current page as one HTML file, with what was looked at and all that a page saved from Python has."""
-    forward_passes = {str(number): _parsed(one) for number, one in enumerate(params.forward_passes)}
-    requests = []
-    for one in params.requests:
-        name, number, body = (*one.split(" ", 2), "", "")[:3]
-        known = forward_passes.get(number)
-        requests.append((name, _parsed(body) | ({} if known is None else {"forward_pass": known})))
-    return {"html": export_html(traces, state_of(params.fragment), requests)}
 
 
 def export_html(traces: TraceCache, given: JsonDict, requests: Iterable[tuple[str, JsonDict]] = ()) -> str:
@@ -95,7 +70,7 @@ def export_html(traces: TraceCache, given: JsonDict, requests: Iterable[tuple[st
             selection += [kind] if responses.size <= ROOM else []
     shown = given | {name: state[name] for name in ("text", "appended", "checkpoint", "layer", "head", "key")}
     data = {"fragment": fragment(shown), "selection": selection, "responses": responses.known}
-    return standalone(index_page(), "saved", data, "main.js")
+    return standalone(index_page(), {"saved": data}, "main.js")
 
 
 class Responses:
@@ -165,32 +140,36 @@ def _js_numbers(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def standalone(page: str, name: str, data: object, main: str) -> str:
-    """Put styles, scripts and data into a page that begins with the script `main`, in place of its links to them."""
+def standalone(
+    page: str,
+    elements: Mapping[str, object],
+    main: str,
+    *,
+    policy: str = POLICY,
+    texts: Mapping[str, str] | None = None,
+) -> str:
+    """Put styles, scripts and data into a page that begins with the script `main`, in place of its links to them.
+
+    The page finds data by the ids of their elements; `texts` are base64, and so are not packed once more.
+    """
     files = static_files()
     styles = re.findall(r'<link rel="stylesheet" href="/static/([^"]+)">', page)
     css = "\n".join(files[name].decode() for name in styles)
-    scripts = {name: text.decode() for name, text in files.items() if name.endswith(".js")}
-    packed = gzip.compress(
-        to_json({"scripts": scripts, "main": main, "id": name, "data": to_json(data).decode()}), mtime=0
-    )
+    scripts = {name: text.decode() for name, text in files.items() if is_page_script(name)}
+    held = {name: to_json(data).decode() for name, data in elements.items()}
+    packed = gzip.compress(to_json({"scripts": scripts, "main": main, "elements": held}), mtime=0)
     page = re.sub(r'<link rel="stylesheet"[^>]*>\n', "", page)
     page = page.replace('<script type="module" src="/static/main.js"></script>\n', "")
     page = re.sub(r'<script type="importmap">.*?</script>\n', "", page)
-    head = f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">\n<style>\n{css}</style>\n'
+    head = f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<style>\n{css}</style>\n'
+    plain = "".join(
+        f'<script type="text/plain" id="{name}">{text}</script>\n' for name, text in (texts or {}).items()
+    )
     foot = (
-        f'<script type="text/plain" id="packed">{base64.b64encode(packed).decode()}</script>\n'
+        f'{plain}<script type="text/plain" id="packed">{base64.b64encode(packed).decode()}</script>\n'
         f"<script>{UNPACK}</script>\n"
     )
     return page.replace("</head>", f"{head}</head>").replace("</body>", f"{foot}</body>")
-
-
-def _parsed(body: str) -> JsonDict:
-    try:
-        table = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"the request is not valid JSON: {error}.") from None
-    return table if isinstance(table, dict) else {}
 
 
 def plan_page(name: str, plan: TrainingPlan) -> str:
@@ -205,4 +184,4 @@ def plan_page(name: str, plan: TrainingPlan) -> str:
     page = static_files()["index.html"].decode()
     page = page.replace("</head>", '<link rel="stylesheet" href="/static/views/run/view.css">\n</head>')
     page = page.replace("<title>Glasshouse</title>", f"<title>Plan of {html.escape(name)}</title>")
-    return standalone(page, "plan", {"name": name, "plan": plan.to_dict()}, "plan_page.js")
+    return standalone(page, {"plan": {"name": name, "plan": plan.to_dict()}}, "plan_page.js")

@@ -12,7 +12,7 @@ interface Token {
 }
 
 /** A tensor as it is sent: base64 data of one of two types. */
-type PackedTensor = { shape: number[]; f32: string } | { shape: number[]; u8: string };
+type PackedTensor = { shape: number[]; f32: string } | { shape: number[]; u8: string } | Tensor;
 
 /** A tensor in row-major order. */
 interface Tensor {
@@ -198,7 +198,7 @@ type Pair = [string, string];
 
 interface WordMerges {
   word: string;
-  steps: { rank: number; merge: Pair; tokens: string[] }[]; // the first has the bytes alone
+  steps: { rank: number; merge: Pair; tokens: string[] }[]; // the first has the bytes alone, and no others
   trees: MergeTree[];
 }
 
@@ -744,6 +744,136 @@ interface RequestBody {
 interface RequestOptions {
   fresh?: boolean; // do not take the response from the cache, nor keep it
   topic?: string; // what the request is about: it is aborted when the page turns to other topics
+}
+
+// The model inside a live page, which its worker runs
+
+type Dtype = "float32" | "float64" | "int64" | "bool";
+
+/** An array of the interpreter, in row-major order. */
+interface NdArray {
+  shape: number[];
+  dtype: Dtype;
+  data: Float32Array; // or Float64Array, Int32Array or Uint8Array, which are read alike
+}
+
+/** One of ATen's, with its arguments by name, and the dtype of what it makes. */
+// biome-ignore lint/suspicious/noExplicitAny: each operation has arguments of its own
+type Operation = (args: any, dtype: Dtype) => any;
+
+/** A constant of a graph: base64 data. */
+interface GraphConstant {
+  shape: number[];
+  dtype: Dtype;
+  data: string;
+}
+
+/** A graph of operations; "$7" refers to value 7. */
+interface GraphJson {
+  inputs: Record<string, string | string[]>;
+  weights: Record<string, string>; // references by the name of the parameter
+  constants: Record<string, GraphConstant>; // by reference
+  nodes: { op: string; args: Record<string, unknown>; out: string; dtype?: Dtype }[];
+  outputs: Record<string, string | string[]>;
+}
+
+interface TokenizerJson {
+  pattern: "gpt2" | "gpt4";
+  normalizer: string | null;
+  ignore_merges: boolean;
+  bytes: number[]; // the id of each byte
+  merges: [number, number, number][]; // the ids of both halves and of the whole
+  before: number[]; // ids around every text
+  after: number[];
+  tokens: (Token & { bytes: string })[]; // bytes as the characters of those numbers
+}
+
+interface RotateSettings {
+  layout: string;
+  width: number;
+  theta: number;
+  scaling: string;
+  by: number;
+  frequencies: number[];
+}
+
+/** What Step through says of the layers: page/live/steps.py. */
+interface StepSettings {
+  norm: "rms" | "layer";
+  eps: number;
+  placement: Model["norm_placement"];
+  embed_scale: number;
+  embed_norm: boolean;
+  final_norm: boolean;
+  qk_norm_over: "head" | "projection";
+  position: { how: string; layout?: string; offset: number };
+  rotate: RotateSettings | null;
+  slopes: number[] | null;
+  windows: number[];
+  feedforward: string;
+  head_scale: number;
+  logit_softcap: number | null;
+  pooled: boolean;
+}
+
+/** The model of a live page besides its graphs: page/live/file.py. */
+interface LiveAbout {
+  kind: Model["kind"];
+  n_layers: number;
+  n_encoder_layers: number;
+  n_heads: number;
+  n_kv_heads: number;
+  d_head: number;
+  head: string;
+  predicts_tokens: boolean;
+  n_outputs: number;
+  labels: string[] | null;
+  start_id: number | null;
+  end_ids: number[];
+  suppressed: number[];
+  opening: number[]; // ids that every target starts with
+  mask_id: number | null;
+  limit: number; // tokens of a text
+  scale: number;
+  softcap: number | null;
+  biased: boolean;
+  walkthrough: StepSettings | null;
+}
+
+interface LiveFile {
+  program: {
+    graphs: Record<string, GraphJson>;
+    weights: Record<string, number[]>; // shapes, in the order of the values
+    axes: Record<string, string[]>; // of each site
+  };
+  about: LiveAbout;
+  tokenizer: TokenizerJson;
+}
+
+type LiveModel = import("glasshouse/live/model.js").LiveModel;
+/** Answers a request as the server's endpoint of that name does, with tensors as arrays. */
+// biome-ignore lint/suspicious/noExplicitAny: each endpoint has parameters of its own, as in page/views/
+type LiveEndpoint<K extends Endpoint> = (model: LiveModel, body: any) => Responses[K];
+
+/** A site, and an index of each axis: a number, a start and an end, or null for all. */
+interface SiteSelection {
+  site: string;
+  axes: string[];
+  index: (number | [number | null, number | null] | null)[];
+}
+
+interface SamplingSettings {
+  temperature?: number;
+  top_k?: number | null;
+  top_p?: number | null;
+}
+
+/** The state of a stack after some tokens: logits of the last call, and the KV cache. */
+interface Decoded {
+  logits: NdArray;
+  keys: NdArray[];
+  values: NdArray[];
+  memory?: NdArray; // the encoder's output
 }
 
 // The API of `glasshouse serve`, beside which the page may be

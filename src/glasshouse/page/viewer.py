@@ -17,6 +17,7 @@ from glasshouse.models import Model, check_tokenizer
 from glasshouse.models.seq2seq import Seq2Seq
 from glasshouse.page import html_export
 from glasshouse.page.forward_pass import PagePrompt
+from glasshouse.page.live import export_live
 from glasshouse.page.manifest import available_views, views
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.server import Server
@@ -37,18 +38,21 @@ class Look:
     def __init__(self, traces: TraceCache, given: JsonDict, *, embed: bool = False) -> None:
         self.traces, self.given, self.embed = traces, given, embed
 
-    def html(self) -> str:
-        """Return the page as a standalone HTML file, with nearby selections if they fit."""
-        return html_export.export_html(self.traces, self.given)
+    def html(self, *, live: bool = False) -> str:
+        """Return the page as a standalone HTML file: with nearby selections if they fit, or with the model inside."""
+        return export_live(self.traces, self.given) if live else html_export.export_html(self.traces, self.given)
 
-    def save(self, path: str | Path) -> None:
-        """Write the page to an HTML file; each of its figures has a button that saves it as SVG or PNG."""
+    def save(self, path: str | Path, *, live: bool = False) -> None:
+        """Write the page to an HTML file; each of its figures has a button that saves it as SVG or PNG.
+
+        With `live` the model is in the file and runs in the browser: other texts can be entered, heads ablated.
+        """
         if Path(path).suffix.lower() not in (".html", ".htm"):
             raise InputError(
                 f"a page cannot be saved as {Path(path).name!r}; name a file .html, whose figures can be saved "
                 "as SVG or PNG."
             )
-        Path(path).write_text(self.html(), encoding="utf-8")
+        Path(path).write_text(self.html(live=live), encoding="utf-8")
 
     def open(self, *, port: int = 0, browser: bool = True) -> Server:
         """Serve the full page in the background; `close` the returned server."""

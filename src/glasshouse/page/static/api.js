@@ -1,6 +1,8 @@
-// Requests to the server with a cache; in a saved page, lookups in the responses stored in the file.
+// Requests to the server with a cache; in a saved page, lookups in the responses stored in the file; in a live page,
+// requests to the model inside it.
 
 import { headers } from "glasshouse/access.js";
+import { ask, isLive, liveEndpoints } from "glasshouse/live_model.js";
 import { served } from "glasshouse/manifest.js";
 
 const MAX_CACHED = 200; // responses
@@ -44,11 +46,12 @@ function ordered(value) {
   return Object.fromEntries(given.sort(([a], [b]) => (a < b ? -1 : 1)).map(([name, one]) => [name, ordered(one)]));
 }
 
-export const isSaved = snapshot !== null;
+/** Whether the page has the responses that it was saved with, and no model. */
+export const isSaved = snapshot !== null && !isLive;
 export const savedFragment = snapshot?.fragment ?? "";
 /** Whether another "token", or another "head", can be selected; in a saved page these may be too many. */
-export const canSelect = (/** @type {string} */ what) => !snapshot || snapshot.selection.includes(what);
-/** Why a control of a saved page is disabled. */
+export const canSelect = (/** @type {string} */ what) => !isSaved || snapshot?.selection.includes(what);
+/** Why a control of a saved page, or a view of a live page, is disabled. */
 export const NEEDS_SERVER = `needs the running page: ${openedBy(snapshot?.responses["model {}"])}`;
 
 /**
@@ -67,6 +70,7 @@ function openedBy(model) {
  * @returns {boolean}
  */
 export function answers(name) {
+  if (isLive) return liveEndpoints.has(name);
   return !snapshot || Object.keys(snapshot.responses).some((key) => key.startsWith(`${name} `));
 }
 
@@ -77,6 +81,7 @@ export function answers(name) {
  * @returns {boolean}
  */
 export function isAvailable(name, body) {
+  if (isLive && liveEndpoints.has(name)) return true;
   return !snapshot || `${name} ${JSON.stringify(ordered(body))}` in snapshot.responses;
 }
 
@@ -91,7 +96,7 @@ export function isAvailable(name, body) {
 export function request(name, body = {}, { fresh = false, topic = "" } = {}) {
   const text = JSON.stringify(ordered(body));
   const key = `${name} ${text}`;
-  if (snapshot) return lookUp(key);
+  if (snapshot && (!isLive || key in snapshot.responses)) return lookUp(key);
   const cached = fresh ? undefined : cache.get(key);
   if (cached) {
     cache.delete(key);
@@ -127,6 +132,7 @@ async function lookUp(key) {
  * @returns {Promise<any>}
  */
 async function send(name, text, signal) {
+  if (isLive) return askModel(name, text, signal);
   let answer;
   try {
     answer = await fetch(`/api/${name}${servedModel ? `?model=${encodeURIComponent(servedModel)}` : ""}`, {
@@ -151,6 +157,21 @@ async function send(name, text, signal) {
   if (!answer.ok)
     throw new ApiError(given.error?.message ?? given.error ?? `The server responded with status ${answer.status}.`);
   return given;
+}
+
+/**
+ * @param {string} name
+ * @param {string} text
+ * @param {AbortSignal} signal
+ * @returns {Promise<any>}
+ */
+async function askModel(name, text, signal) {
+  if (!liveEndpoints.has(name)) throw new ApiError(`This file has no model code for that: it ${NEEDS_SERVER}`);
+  try {
+    return await ask(name, JSON.parse(text));
+  } catch (error) {
+    throw signal.aborted ? new Superseded() : new ApiError(error.message);
+  }
 }
 
 /**

@@ -3,7 +3,6 @@
 import { askForKey } from "glasshouse/access.js";
 import {
   request,
-  requestsFor,
   abortOthers,
   isSaved,
   canSelect,
@@ -18,6 +17,7 @@ import { turnTheme } from "glasshouse/colour.js";
 import { h, put } from "glasshouse/dom.js";
 import { Glossary } from "glasshouse/glossary.js";
 import { keyHelp, pressed } from "glasshouse/keyboard.js";
+import { isLive } from "glasshouse/live_model.js";
 import { served } from "glasshouse/manifest.js";
 import { count, plural } from "glasshouse/number.js";
 import { captionBy } from "glasshouse/picture.js";
@@ -26,6 +26,7 @@ import { Routing } from "glasshouse/routing.js";
 import { State } from "glasshouse/state.js";
 import { ViewContext } from "glasshouse/view_context.js";
 import { live } from "glasshouse/saved_page.js";
+import { saveDialog } from "glasshouse/saving.js";
 import { cut, stepper } from "glasshouse/widgets.js";
 
 const LATER = 1000; // milliseconds before the views that are not open are prefetched
@@ -42,7 +43,7 @@ const READS = {
 
 export class Page {
   constructor() {
-    this.state = new State(isSaved && !location.hash ? savedFragment : location.hash, savedFragment);
+    this.state = new State(location.hash || savedFragment, savedFragment);
     this.routing = new Routing(this);
     /** @type {Tokens} */
     this.tokens = { text: [], source: [], target: [] };
@@ -61,7 +62,8 @@ export class Page {
     this.checkpointPicker = /** @type {CheckpointPicker} */ ({});
     this.steppers = /** @type {Record<"token" | "layer" | "head", Stepper>} */ ({});
     // The rest is not the model's.
-    this.save = h("button", { type: "button", class: "tool", on: { click: () => this.saveFile() } }, "Save");
+    this.saving = saveDialog(this);
+    this.save = h("button", { type: "button", class: "tool", on: { click: () => this.saving.showModal() } }, "Save");
     this.name = h("h1", {}, "Glasshouse");
     this.facts = h("p", { class: "facts quiet" });
     this.status = h("p", { class: "status", role: "status", "aria-live": "polite" });
@@ -121,7 +123,7 @@ export class Page {
         { class: "top" },
         h("img", { src: icon, alt: "", width: 28, height: 28 }),
         this.title,
-        isSaved || served ? null : this.save,
+        isSaved || isLive || served ? null : this.save,
         tool("◐", "light or dark theme", turnTheme),
         tool("A–Z", "A–Z: glossary", () => this.glossary.open().catch((error) => this.say(error.message, true))),
         tool("?", "keyboard shortcuts", () => this.keys.showModal()),
@@ -132,6 +134,7 @@ export class Page {
       this.status,
       this.main,
       this.keys,
+      this.saving,
       this.glossary.node,
     );
     addEventListener("keydown", (event) => pressed(this, event));
@@ -159,6 +162,7 @@ export class Page {
         `d_model ${model.d_model}`,
         `${count(model.parameters)} parameters`,
         `${model.position} positions`,
+        ...(isLive ? ["runs in this page, weights in float16"] : []),
       ].join(" · "),
     );
     this.prompt = new Prompt(this);
@@ -373,32 +377,6 @@ export class Page {
       ].join(" · "),
       ...where("pass", `text: ${shown}`),
     ];
-  }
-
-  async saveFile() {
-    this.save.disabled = true;
-    this.say("Saving…");
-    try {
-      const { html } = await request(
-        "save",
-        {
-          fragment: this.state.fragmentOf({ checkpoint: this.checkpoints()[0] }),
-          ...requestsFor(this.forwardPasses()),
-        },
-        { fresh: true },
-      );
-      const link = h("a", {
-        href: URL.createObjectURL(new Blob([html], { type: "text/html" })),
-        download: "glasshouse.html",
-      });
-      link.click();
-      URL.revokeObjectURL(link.href);
-      this.say("Saved as glasshouse.html, a standalone file.");
-    } catch (error) {
-      this.say(error.message, true);
-    } finally {
-      this.save.disabled = false;
-    }
   }
 }
 

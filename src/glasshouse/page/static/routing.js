@@ -1,9 +1,21 @@
 // Which view is open, on the page of which model: tabs, the modules of the views, and links to answers.
 
-import { ApiError, SILENT, servedModel } from "glasshouse/api.js";
+import { ApiError, NEEDS_SERVER, SILENT, servedModel } from "glasshouse/api.js";
 import { h, put, reveal } from "glasshouse/dom.js";
+import { isLive, liveViews } from "glasshouse/live_model.js";
 import { views as VIEWS } from "glasshouse/manifest.js";
 import { addressOf, openAnswer, props } from "glasshouse/server.js";
+
+/**
+ * A view that a live page does not have.
+ * @param {ViewContext} _
+ * @param {HTMLElement} root
+ * @returns {MountedView}
+ */
+function elsewhere(_, root) {
+  root.append(h("p", { class: "quiet" }, `The model in this file cannot draw this view: it ${NEEDS_SERVER}`));
+  return { draw: async () => {} };
+}
 
 export class Routing {
   /** @param {Page} page */
@@ -50,6 +62,7 @@ export class Routing {
    * @param {ViewEntry} view
    */
   async load(view) {
+    if (isLive && !liveViews.has(view.name)) view.mount ??= elsewhere;
     try {
       view.mount ??= (await import(`glasshouse/views/${view.name}/view.js`)).mount;
     } catch (error) {

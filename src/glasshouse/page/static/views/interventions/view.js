@@ -49,6 +49,8 @@ export function mount(context, root) {
         answers("estimate_patches") ? "[data-testid=estimate]" : "",
       ];
       live(second.node, known.filter(Boolean).join(", "));
+      const estimate = second.node.querySelector("[data-testid=estimate]");
+      if (estimate) live(estimate, "", "estimate_patches");
     },
     close: () => {
       removeEventListener("keydown", undo);

@@ -1,5 +1,6 @@
 // Beam search: its tree, its hypotheses and all its steps.
 
+import { answers, NEEDS_SERVER } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
 import { percent, short } from "glasshouse/number.js";
 import { live } from "glasshouse/saved_page.js";
@@ -213,6 +214,11 @@ export function search(context) {
   return {
     node,
     async draw() {
+      if (!answers("beams")) {
+        for (const one of [count, penalty]) live(one, "", "beams");
+        put(tree, placeholder(`The file has no beam search: it ${NEEDS_SERVER}`));
+        return;
+      }
       const { beams, penalty: power } = searched(context);
       count.show(beams);
       penalty.show(power);

@@ -133,7 +133,7 @@ export function saliency(context) {
       targets.hidden = !chosen || chosen === "attention_rollout";
       drawing.hidden = !chosen;
       const known = methods.filter(([name]) => name === "off" || isAvailable("token_saliency", asked(context, name)));
-      live(node, known.map(([name]) => `[data-value=${name}]`).join(", "));
+      live(node, known.map(([name]) => `[data-value=${name}]`).join(", "), "token_saliency");
       if (!chosen || !known.some(([name]) => name === chosen)) {
         drawing.hidden = true;
         return;
