@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection llama-cpp lightning notebooks page numerics check gpu wheel release oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection llama-cpp lightning notebooks page live numerics check gpu wheel release oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs site learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,7 +43,7 @@ test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a 
 	  wait $$types; types=$$?; cat build/types.log; exit $$((tests + types))
 
 # Every long suite of a CPU, the gate first.
-CHECK := test lint-js numerics examples models text generation training distributed simulate serving serving-load page inspection llama-cpp lightning notebooks claims commands wheel docs oldest-torch coverage mutants
+CHECK := test lint-js numerics examples models text generation training distributed simulate serving serving-load page live inspection llama-cpp lightning notebooks claims commands wheel docs oldest-torch coverage mutants
 check: $(VENV)/.ready  ## every long suite of a CPU one after the other, then one table; goes on where it stopped (a day)
 	$(BIN)/python tests/check.py $(CHECK)
 
@@ -100,6 +100,12 @@ docs: $(VENV)/.ready  ## build this documentation as a site in build/site, which
 	$(BIN)/zensical build --clean --strict --config-file mkdocs.yml
 	@! grep -rnoE '<(script|link|img|iframe|source)[^>]* (src|href)="?(https?:)?//[^">]*' build/site --include='*.html' || { echo 'these files would be fetched from elsewhere'; exit 1; }
 	@echo 'Open build/site/index.html'
+
+site: docs  ## the same with three live pages of the bundled models, at most 40 MB, for any static host (a minute more)
+	$(BIN)/python docs/generate_live_pages.py
+
+live: browser  ## live pages against Python: 200 drawn prompts of five models, 10,000 odd strings, 50 greedy texts (fifteen minutes)
+	$(TMP) $(BIN)/python -m pytest -s -m long tests/page/test_live_models.py
 
 gpu: $(VENV)/.ready  ## tests that need a CUDA device
 	$(BIN)/python -m pytest -o addopts= tests/gpu
@@ -199,7 +205,7 @@ bench-load: $(VENV)/.ready  ## loading a model of 500 MB against transformers (t
 	$(BIN)/python benchmarks/model_loading.py
 
 page: browser node_modules/.ready  ## all that opens a browser; every view, axe-core too, at more sizes and in dark mode; screenshots in build/screens (ten minutes)
-	$(PYTEST) -m long tests/page
+	$(PYTEST) -m long tests/page --ignore=tests/page/test_live_models.py
 
 inspection: $(VENV)/.ready  ## sites, weights and patching against TransformerLens, saliency against Captum, edits against nnsight (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lens]'

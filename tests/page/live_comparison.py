@@ -76,8 +76,7 @@ def differences(live: object, served: object, path: str = "", *, tolerance: floa
         case dict(), dict():
             for name in served.keys() | live.keys():
                 if name not in live or name not in served:
-                    if served.get(name) or live.get(name):
-                        yield f"{path}.{name}: only in {'served' if name in served else 'live'}"
+                    yield f"{path}.{name}: only in {'served' if name in served else 'live'}"
                 else:
                     yield from differences(live[name], served[name], f"{path}.{name}", tolerance=tolerance)
         case list(), list():

@@ -105,7 +105,11 @@ def interventions(traces: TraceCache, text: str, other: str, prefix: str = "") -
     requests: list[Request] = [("ablate_each", {"forward_pass": one, "sites": sites}) for one in (plain, everything)]
     requests.append(("compare_predictions", {"forward_pass": patched, "position": 0}))
     requests.append(("patch_each", {"forward_pass": {**plain, "patch_from": {"text": other}}, "sites": positions}))
+    requests.append(("next", {"forward_pass": {**plain, "edits": [{"kind": "mean", "site": f"{prefix}pattern.0"}]}}))
     if traces.loader.get("").model.spec.kind != "encoder":
+        placed = [{"kind": "scale", "site": f"{prefix}resid_mid.0[position=1:4]", "factor": 0.2}]
+        for edits in (placed, everything["edits"]):  # the last are refused
+            requests.append(("generate", {"forward_pass": {"prompt": prompt, "edits": edits}, "max_new_tokens": 12}))
         requests += [("generate", {"forward_pass": one, "max_new_tokens": 12}) for one in (plain, scaled)]
         settings = {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "seed": 7}
         requests.append(("generate", {"forward_pass": plain, "max_new_tokens": 12, **settings}))
@@ -123,7 +127,7 @@ def test_a_live_page_answers_as_the_server_does(live_decoder: LivePage) -> None:
     traces = live_decoder.traces
     requests = initial_requests(traces, *states) + interventions(traces, TEXT, "a dog ran to the tree")
     asked = live_decoder.compare(requests)
-    assert asked.keys() == {*LIVE_ENDPOINTS} - {"tokenize", "cross_attention"}
+    assert asked.keys() == {*LIVE_ENDPOINTS} - {"tokenize", "cross_attention", "beams"}
 
 
 @pytest.mark.parametrize("kind", ["encoder", "pair"])

@@ -17,7 +17,10 @@ from glasshouse.escaping import escape_control
 app = typer.Typer()
 
 
-@app.command(epilog="Example: glasshouse look runs/stdlib --text 'def main(' --port 8000")
+@app.command(
+    epilog="Example: glasshouse look runs/stdlib --text 'def main(' --port 8000, or "
+    "glasshouse look python-3m --save live.html --live"
+)
 def look(
     model: Annotated[str, typer.Argument(metavar="MODEL", help=MODEL_HELP)] = pretrained.DEFAULT,
     text: Annotated[

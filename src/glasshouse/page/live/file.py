@@ -49,6 +49,7 @@ LIVE_ENDPOINTS = (
     "layer_heads",
     "walkthrough",
     "cross_attention",
+    "beams",
 )
 
 

@@ -1,6 +1,7 @@
 // Generation: greedy, or sampled with the random numbers that Python draws for a seed.
 
 import { argmax, logSoftmax, rowOf } from "glasshouse/live/numbers.js";
+import { isStable } from "glasshouse/live/sites.js";
 
 const GOLDEN = 0x9e3779b97f4a7c15n;
 const BITS = 64;
@@ -78,12 +79,16 @@ function draw(weights, number) {
 }
 
 /**
- * Whether an edit does the same to a token whatever stands beside it, so that a KV cache may be used.
- * @param {Edit} edit
- * @returns {boolean}
+ * Raise for edits that would change what was generated before.
+ * @param {import("glasshouse/live/model.js").Trace} trace
  */
-function isByToken(edit) {
-  return edit.kind === "scale" && !edit.site.includes("position");
+export function checkEdits(trace) {
+  const found = trace.selectedEdits().find(({ edit, selection }) => !isStable(selection, edit));
+  if (found)
+    throw new Error(
+      `the edit of ${found.edit.site} depends on rows, or on positions in a way that changes at each step of ` +
+        "generation; edit whole sites, heads or dimensions, or positions such as [position=3:5] or [position=new].",
+    );
 }
 
 /**
@@ -96,10 +101,11 @@ export function generate(trace, settings) {
   const { model, forwardPass } = trace;
   const { end_ids: ends, suppressed, limit } = model.about;
   const most = Math.min(settings.max_new_tokens, limit - trace.ids.length);
-  const isCached = (forwardPass.edits ?? []).every(isByToken);
+  checkEdits(trace);
+  // A patch comes from a text of a length of its own.
+  const isCached = (forwardPass.edits ?? []).every((one) => one.kind !== "patch");
   /** @type {{ ids: number[], logprobs: number[], finish_reason: string }} */
   const made = { ids: [], logprobs: [], finish_reason: "length" };
-  const atSite = trace.editing(() => {});
   let { state } = trace;
   let logits = rowOf(trace.logits, trace.ids.length - 1);
   while (made.ids.length < most) {
@@ -115,7 +121,12 @@ export function generate(trace, settings) {
     made.logprobs.push(logSoftmax(logits)[id]);
     if (made.ids.length === most) break;
     if (isCached) {
-      state = model.decode([id], state, atSite);
+      const first = trace.ids.length + made.ids.length - 1;
+      state = model.decode(
+        [id],
+        state,
+        trace.editing(() => {}, { first }),
+      );
       logits = state.logits.data;
     } else {
       const { prompt } = forwardPass;

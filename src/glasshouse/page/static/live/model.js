@@ -159,24 +159,35 @@ export class Trace {
   }
 
   /**
-   * What an interpreter calls at each site: the edits of the forward pass, and then others.
-   * @param {(name: string, value: NdArray) => void} read
+   * The edits of the forward pass, and others, with the sites that they select.
    * @param {Edit[]} [further]
-   * @param {Trace} [source] the forward pass that patches come from
+   */
+  selectedEdits(further = []) {
+    const edits = [...(this.forwardPass.edits ?? []), ...further].flatMap((edit) =>
+      select(edit.site, this.model.axes).map((selection) => ({ edit, selection })),
+    );
+    const inside = edits.find(({ selection }) => /(scores|pattern)\.\d+$/.test(selection.site));
+    if (inside) throw new Error(`${inside.edit.site} cannot be edited on the page; edit z instead.`);
+    return edits;
+  }
+
+  /**
+   * What an interpreter calls at each site: the edits, and then a function that reads.
+   * @param {(name: string, value: NdArray) => void} read
+   * @param {{ further?: Edit[], source?: Trace, first?: number }} [options] `source` is the forward pass that patches
+   *   come from, `first` the position of the first token
    * @returns {(name: string, value: NdArray) => NdArray}
    */
-  editing(read, further = [], source = undefined) {
+  editing(read, { further, source, first } = {}) {
     const { model, forwardPass } = this;
-    const edits = [...(forwardPass.edits ?? []), ...further].flatMap((edit) =>
-      select(edit.site, model.axes).map((selection) => ({ edit, selection })),
-    );
+    const edits = this.selectedEdits(further);
     const other = forwardPass.patch_from;
     const isPatched = edits.some(({ edit }) => edit.kind === "patch");
     const there = source ?? (other && isPatched ? model.trace({ prompt: other }) : undefined);
     return (name, value) => {
       let now = value;
       for (const { edit, selection } of edits)
-        if (selection.site === name) now = applyEdit(edit, selection, now, there?.sites.get(name));
+        if (selection.site === name) now = applyEdit(edit, selection, now, there?.sites.get(name), first);
       read(name, now);
       return now;
     };
@@ -219,8 +230,7 @@ export class Trace {
       (name, value) => {
         if (name === `${this.prefix}final`) found = { ...value, shape: value.shape.slice(1) };
       },
-      [edit],
-      source,
+      { further: [edit], source },
     );
     const { model } = this;
     const memory = model.isSeq2Seq

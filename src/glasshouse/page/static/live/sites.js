@@ -31,16 +31,37 @@ export function select(name, known) {
 }
 
 /**
- * Where the values of a selection are in an array.
+ * Whether an edit does the same to a token whatever comes after it, as it must during generation.
+ * @param {SiteSelection} selection
+ * @param {Edit} edit
+ * @returns {boolean}
+ */
+export function isStable({ site, axes, index }, edit) {
+  const position = index[axes.indexOf("position")] ?? null;
+  const isFromEnd = [position].flat().some((end) => end !== null && end < 0);
+  const isCached = /(^|[._])[kv]\.\d+$/.test(site) && position !== null;
+  return edit.kind !== "mean" && !isFromEnd && !isCached;
+}
+
+/**
+ * Where the values of a selection are in an array, whose first position is `first` of the text.
  * @param {SiteSelection} selection
  * @param {number[]} shape
+ * @param {number} [first]
  * @returns {Int32Array}
  */
-function within({ site, axes, index }, shape) {
+function within({ site, axes, index }, shape, first = 0) {
   const strides = stridesOf(shape);
   let start = 0;
   const sizes = index.map((one, axis) => {
     const size = shape[axis];
+    if (first && axes[axis] === "position" && one !== null) {
+      // Some of the tokens of a decode step, counted from the beginning of the text.
+      const ends = typeof one === "number" ? [one, one + 1] : [one[0] ?? 0, one[1] ?? Infinity];
+      const [from, to] = ends.map((end) => Math.min(Math.max(end - first, 0), size));
+      start += from * strides[axis];
+      return Math.max(0, to - from);
+    }
     const from = (/** @type {number} */ at) => Math.min(Math.max(at < 0 ? at + size : at, 0), size);
     if (one === null) return size;
     if (typeof one === "number") {
@@ -51,9 +72,9 @@ function within({ site, axes, index }, shape) {
       start += from(one) * strides[axis];
       return 1;
     }
-    const [first, last] = [from(one[0] ?? 0), from(one[1] ?? size)];
-    start += first * strides[axis];
-    return Math.max(0, last - first);
+    const [low, high] = [from(one[0] ?? 0), from(one[1] ?? size)];
+    start += low * strides[axis];
+    return Math.max(0, high - low);
   });
   return places(sizes, strides, start);
 }
@@ -81,11 +102,12 @@ function meanOver(value, axes) {
  * @param {SiteSelection} selection
  * @param {NdArray} value
  * @param {NdArray | undefined} there
+ * @param {number} [first] the position of its first token, in a decode step
  * @returns {NdArray}
  */
-export function applyEdit(edit, selection, value, there) {
+export function applyEdit(edit, selection, value, there, first = 0) {
   const edited = { ...value, data: value.data.slice() };
-  const where = within(selection, value.shape);
+  const where = within(selection, value.shape, first);
   if (edit.kind === "scale") {
     for (const at of where) edited.data[at] *= edit.factor ?? 0;
   } else if (edit.kind === "mean") {

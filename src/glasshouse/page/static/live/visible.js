@@ -24,15 +24,25 @@ function lengthAt(bytes, at) {
 
 /**
  * @param {string} character
+ * @param {Record<string, string>} [symbols]
  * @returns {string}
  */
-function shown(character) {
-  if (character in SYMBOLS) return SYMBOLS[character];
+function shown(character, symbols = SYMBOLS) {
+  if (character in symbols) return symbols[character];
   if (!UNPRINTABLE.test(character)) return character;
   const code = /** @type {number} */ (character.codePointAt(0));
   const digits = code.toString(16);
   if (code < 0x80) return `\\x${digits.padStart(2, "0")}`;
   return code < 0x10000 ? `\\u${digits.padStart(4, "0")}` : `\\U${digits.padStart(8, "0")}`;
+}
+
+/**
+ * A text with control characters escaped, and whitespace as it is.
+ * @param {string} text
+ * @returns {string}
+ */
+export function escapeControl(text) {
+  return [...text].map((one) => (one === " " || !/[\p{C}\p{Z}]/u.test(one) ? one : shown(one, {}))).join("");
 }
 
 /**

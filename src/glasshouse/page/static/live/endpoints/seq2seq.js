@@ -1,8 +1,11 @@
-// Cross-attention between source and target.
+// Cross-attention between source and target, and beam search.
 
-import { tensor } from "glasshouse/live/numbers.js";
+import { beamSearch } from "glasshouse/live/beam_search.js";
+import { requireWithin, tensor } from "glasshouse/live/numbers.js";
+import { escapeControl } from "glasshouse/live/visible.js";
 
 const MAX_TOKENS = 256; // source and target tokens per request
+const [MAX_BEAMS, MAX_SEARCH_TOKENS] = [8, 128]; // per request
 
 /** @type {LiveEndpoint<"cross_attention">} */
 function crossAttention(model, { forward_pass: forwardPass, layer = null, head = null, ...spans }) {
@@ -29,4 +32,24 @@ function crossAttention(model, { forward_pass: forwardPass, layer = null, head =
   };
 }
 
-export const seq2seq = { cross_attention: crossAttention };
+/** @type {LiveEndpoint<"beams">} */
+function beams(model, { forward_pass: forwardPass, beams: width = 4, length_penalty: lengthPenalty = 1, ...rest }) {
+  const { max_new_tokens: most = 48 } = rest;
+  requireWithin("beams", width, 2, MAX_BEAMS);
+  requireWithin("max_new_tokens", most, 1, MAX_SEARCH_TOKENS);
+  const trace = model.trace({ ...forwardPass, prompt: { text: forwardPass.prompt.text } });
+  const room = model.about.limit - trace.ids.length;
+  const { tree, found } = beamSearch(trace, { beams: width, lengthPenalty, most: Math.min(most, room) });
+  const described = model.tokenizer.describe(tree.map((one) => one.token));
+  return {
+    nodes: tree.map(({ token: _, ...node }, number) => ({ ...described[number], ...node })),
+    hypotheses: found.map(({ ids, score, finish_reason: reason, node }) => {
+      const path = [];
+      for (let at = node; at !== null; at = tree[at].parent) path.unshift(at);
+      const text = escapeControl(model.tokenizer.decode(ids));
+      return { ids, text, tokens: model.tokenizer.describe(ids), score, finish_reason: reason, path };
+    }),
+  };
+}
+
+export const seq2seq = { cross_attention: crossAttention, beams };
