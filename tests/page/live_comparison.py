@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import logging
 import math
 from collections.abc import Iterator
 
@@ -19,6 +20,8 @@ from glasshouse.page.url_state import with_defaults
 from glasshouse.web import strict_loads, to_json
 
 Request = tuple[str, JsonDict]
+
+logging.getLogger("torch.__trace").setLevel(logging.WARNING)  # pytest would keep each of thousands of lines
 
 
 def initial_requests(traces: TraceCache, *states: JsonDict) -> list[Request]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import Trained, settle
+from conftest import Trained, Visit, settle
 from live_comparison import Request, answer, decoded, differences, initial_requests
 from playwright.sync_api import Browser, Page, expect
 from test_html_export import opened
@@ -21,7 +21,7 @@ from test_html_export import opened
 import glasshouse as gh
 from glasshouse.config import JsonDict
 from glasshouse.errors import InputError
-from glasshouse.page.live.file import LIVE_ENDPOINTS, LIVE_VIEWS, MAX_PARAMETERS
+from glasshouse.page.live.file import LIVE_ENDPOINTS, LIVE_VIEWS
 from glasshouse.page.live.graph import export_graph
 from glasshouse.page.live.operations import ARITHMETIC, OPERATIONS
 from glasshouse.page.live.program import rounded
@@ -268,22 +268,26 @@ def test_nothing_hostile_runs(browser: Browser, tmp_path: Path) -> None:
     assert not troubles
 
 
-def test_what_a_live_page_cannot_have_is_refused(
-    decoder: Trained, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, tok = decoder
-    with pytest.raises(InputError, match=r"no tokenizer, but a live page needs one"):
-        gh.look(model).save(tmp_path / "page.html", live=True)
-    monkeypatch.setattr("glasshouse.page.live.file.MAX_PARAMETERS", 10_000)
+def test_what_a_live_page_cannot_have_is_refused(tmp_path: Path) -> None:
+    with torch.device("meta"):
+        large, small = (gh.build(gh.preset(name)) for name in ("gpt2", "tiny-decoder"))
     with pytest.raises(
-        InputError, match=r"parameters, so that the live page would have 1 MB; it may have at most 10,000 p"
+        InputError, match=r"124,439,808 parameters, so that the live page would have 333 MB; it may have"
     ):
-        gh.look(model, tok).save(tmp_path / "page.html", live=True)
+        gh.look(large).save(tmp_path / "page.html", live=True)
+    with pytest.raises(InputError, match=r"no tokenizer, but a live page needs one"):
+        gh.look(small).save(tmp_path / "page.html", live=True)
     words = {"type": "WordLevel", "vocab": {"[UNK]": 0, "the": 1}, "unk_token": "[UNK]"}
     file = {"version": "1.0", "pre_tokenizer": {"type": "Whitespace"}, "model": words}
-    with pytest.raises(InputError, match=r"the tokenizer splits texts by Whitespace"):
+    with pytest.raises(InputError, match=r"the tokenizer is WordLevel, but a live page needs byte-level BPE"):
         describe_tokenizer(gh.Tokenizer.from_json(json.dumps(file)))
-    assert MAX_PARAMETERS == 10_000_000
+    bpe = json.loads(gh.Tokenizer.train(texts=["to be"], vocab_size=263).to_json())
+    bpe["normalizer"] = {"type": "Lowercase"}
+    with pytest.raises(InputError, match=r"the tokenizer normalizes by Lowercase"):
+        describe_tokenizer(gh.Tokenizer.from_json(json.dumps(bpe)))
+    bpe = {**bpe, "normalizer": None, "pre_tokenizer": {"type": "Digits", "individual_digits": True}}
+    with pytest.raises(InputError, match=r"the tokenizer splits texts by Digits in a way that"):
+        describe_tokenizer(gh.Tokenizer.from_json(json.dumps(bpe)))
 
 
 class Bessel(torch.nn.Module):
@@ -296,3 +300,18 @@ class Bessel(torch.nn.Module):
 def test_an_unknown_operation_is_refused_by_name() -> None:
     with pytest.raises(InputError, match=r"computes 'aten::special_bessel_j0', which the interpreter of a live page"):
         export_graph(Bessel(), {"x": torch.ones(3)}, {"x": None}, ["y"])
+
+
+def test_the_save_button_saves_a_live_page(decoder: Trained, visit: Visit, browser: Browser, tmp_path: Path) -> None:
+    page = visit(decoder, text=TEXT, view="attention", layer=1)
+    page.get_by_role("button", name="Save").click()
+    with page.expect_download() as coming:
+        page.get_by_role("button", name="Live page").click()
+    coming.value.save_as(tmp_path / "page.html")
+    troubles: list[str] = []
+    saved = opened(browser, tmp_path / "page.html", troubles)
+    assert "weights in float16" in saved.locator("header .facts").inner_text()
+    assert "layer=1" in saved.evaluate("document.getElementById('saved').textContent")
+    assert not saved.locator(".pane > .trouble").is_visible()
+    assert not troubles
+    saved.context.close()

@@ -27,8 +27,17 @@ CLOSE = 1e-4  # of logits, attention weights and probabilities
 TEXT = "the cat sat on a mat def area ( width , height ) : return 2033 März May 4 Once upon time there was"
 WORDS = TEXT.split()
 SHAPES: dict[str, JsonDict] = {
-    "bert": {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128, "max_len": 64},
-    "t5": {"n_layers": 2, "n_encoder_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128, "max_len": 64},
+    "bert-base": {"n_layers": 2, "d_model": 64, "n_heads": 4, "d_ff": 128, "max_len": 64},
+    "t5-small": {
+        "start_id": 0,
+        "end_ids": (0,),
+        "n_layers": 2,
+        "n_encoder_layers": 2,
+        "d_model": 64,
+        "n_heads": 4,
+        "d_ff": 128,
+        "max_len": 64,
+    },
 }
 
 

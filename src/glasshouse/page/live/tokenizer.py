@@ -22,15 +22,15 @@ def describe_tokenizer(tok: Tokenizer) -> JsonDict:
     ('gpt2', 256, None)
     """
     table = json.loads(tok.to_json())
-    pattern = _pattern(table["pre_tokenizer"])
     _check(tok, table)
+    pattern = _pattern(table.get("pre_tokenizer"))
     specials = {tok.id_to_token(number) for number in tok.special_ids}
     merges = merges_of(hide_special_tokens(table, specials) or table)
     vocab = table["model"]["vocab"]
     before, after = tok.prefix_suffix_ids
     return {
         "pattern": pattern,
-        "normalizer": (table["normalizer"] or {}).get("type"),
+        "normalizer": (table.get("normalizer") or {}).get("type"),
         "ignore_merges": bool(table["model"].get("ignore_merges")),
         "bytes": tok._byte_ids,
         "merges": [[vocab[left], vocab[right], vocab[left + right]] for left, right in merges],
@@ -74,9 +74,9 @@ def _without_offsets(step: JsonDict | None) -> JsonDict:
 def _check(tok: Tokenizer, table: JsonDict) -> None:
     """Raise InputError for what the page's tokenizer does not do."""
     model = table["model"]
-    normalizer = (table["normalizer"] or {}).get("type")
+    normalizer = (table.get("normalizer") or {}).get("type")
     suffixes = [name for name in ("continuing_subword_prefix", "end_of_word_suffix") if model.get(name)]
-    added = [one["content"] for one in table["added_tokens"] if not one["special"]]
+    added = [one["content"] for one in table.get("added_tokens") or () if not one["special"]]
     if model.get("type") != "BPE" or not tok.byte_level or suffixes:
         why = f"is {model.get('type')}" if model.get("type") != "BPE" else "is no byte-level BPE"
     elif normalizer not in (None, "NFC"):
