@@ -86,7 +86,7 @@ def live_decoder(browser: Browser, decoder: Trained, tmp_path_factory: pytest.Te
 def edited(prefix: str) -> list[JsonDict]:
     """Return edits of each kind."""
     return [
-        {"kind": "scale", "site": f"{prefix}z.0[head=1]", "factor": 0},
+        {"kind": "scale", "site": f"{prefix}z.0[head=1]"},  # by 0
         {"kind": "scale", "site": f"{prefix}resid_mid.0[position=-1]", "factor": 0.5},
         {"kind": "mean", "site": f"{prefix}ffn_out.1"},
     ]
@@ -111,7 +111,7 @@ def interventions(traces: TraceCache, text: str, other: str, prefix: str = "") -
         for edits in (placed, everything["edits"]):  # the last are refused
             requests.append(("generate", {"forward_pass": {"prompt": prompt, "edits": edits}, "max_new_tokens": 12}))
         requests += [("generate", {"forward_pass": one, "max_new_tokens": 12}) for one in (plain, scaled)]
-        settings = {"temperature": 1.3, "top_k": 20, "top_p": 0.9, "seed": 7}
+        settings = {"temperature": 4.0, "top_k": 20, "top_p": 0.9, "seed": 7}
         requests.append(("generate", {"forward_pass": plain, "max_new_tokens": 12, **settings}))
         requests.append(("next", {"forward_pass": plain, **settings} | {"show": 5}))
         del requests[-1][1]["seed"]
@@ -123,6 +123,7 @@ def test_a_live_page_answers_as_the_server_does(live_decoder: LivePage) -> None:
     states: list[JsonDict] = [
         {"text": TEXT},
         {"text": TEXT, "layer": 1, "head": 2, "token": 2, "key": 1, "edits": edited("")},
+        {"text": f"{TEXT} and the dog sat on the rug", "residual_token": 7, "residual_incorrect_token": 9},
     ]
     traces = live_decoder.traces
     requests = initial_requests(traces, *states) + interventions(traces, TEXT, "a dog ran to the tree")

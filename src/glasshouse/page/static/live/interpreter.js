@@ -93,24 +93,27 @@ export class Interpreter {
   }
 
   /**
-   * The outputs for some inputs. `atSite` is given each activation with a name, and returns it, or another.
+   * The outputs for some inputs. `atSite` is given each activation with a name, and returns it, or another; after that
+   * of the name `until` no node runs.
    * @param {Record<string, any>} inputs
    * @param {(name: string, value: NdArray) => NdArray} [atSite]
+   * @param {string} [until]
    * @returns {Record<string, any>}
    */
-  run(inputs, atSite = (_, value) => value) {
+  run(inputs, atSite = (_, value) => value, until = "") {
     const known = new Map(this.fixed);
     for (const [name, reference] of Object.entries(this.graph.inputs)) {
       const [references, values] = [[reference].flat(), [inputs[name]].flat()];
       for (const [number, one] of references.entries()) known.set(one, values[number]);
     }
-    this.graph.nodes.forEach(({ op, args, out, dtype }, number) => {
+    for (const [number, { op, args, out, dtype }] of this.graph.nodes.entries()) {
       /** @type {Record<string, any>} */
       const given = {};
       for (const [name, value] of Object.entries(args)) given[name] = resolve(value, known);
       known.set(out, op === "site" ? atSite(given.name, given.x) : operations[op](given, dtype ?? "float32"));
       for (const one of this.done[number]) known.delete(one);
-    });
+      if (op === "site" && given.name === until) break;
+    }
     return Object.fromEntries(
       Object.entries(this.graph.outputs).map(([name, reference]) => [name, resolve(reference, known)]),
     );

@@ -225,10 +225,11 @@ export class Trace {
    * @returns {NdArray}
    */
   finalUnder(edit, source = undefined) {
-    let found = this.at(`${this.prefix}final`);
+    const last = `${this.prefix}final`;
+    let found = this.at(last);
     const atSite = this.editing(
       (name, value) => {
-        if (name === `${this.prefix}final`) found = { ...value, shape: value.shape.slice(1) };
+        if (name === last) found = { ...value, shape: value.shape.slice(1) };
       },
       { further: [edit], source },
     );
@@ -236,7 +237,7 @@ export class Trace {
     const memory = model.isSeq2Seq
       ? model.graphs.source.run({ ids: idArray(this.source) }, atSite).memory
       : undefined;
-    model.decode(this.ids, model.emptyCache(memory), atSite);
+    model.graphs.final.run({ ids: idArray(this.ids), ...model.emptyCache(memory) }, atSite, last);
     return found;
   }
 }
