@@ -107,7 +107,7 @@ def interventions(traces: TraceCache, text: str, other: str, prefix: str = "") -
     requests.append(("patch_each", {"forward_pass": {**plain, "patch_from": {"text": other}}, "sites": positions}))
     requests.append(("next", {"forward_pass": {**plain, "edits": [{"kind": "mean", "site": f"{prefix}pattern.0"}]}}))
     if traces.loader.get("").model.spec.kind != "encoder":
-        placed = [{"kind": "scale", "site": f"{prefix}resid_mid.0[position=1:4]", "factor": 0.2}]
+        placed = [{"kind": "scale", "site": f"{prefix}resid_mid.0[position=2:14]", "factor": 0.2}]
         for edits in (placed, everything["edits"]):  # the last are refused
             requests.append(("generate", {"forward_pass": {"prompt": prompt, "edits": edits}, "max_new_tokens": 12}))
         requests += [("generate", {"forward_pass": one, "max_new_tokens": 12}) for one in (plain, scaled)]
@@ -127,6 +127,9 @@ def test_a_live_page_answers_as_the_server_does(live_decoder: LivePage) -> None:
     ]
     traces = live_decoder.traces
     requests = initial_requests(traces, *states) + interventions(traces, TEXT, "a dog ran to the tree")
+    odd = "a\x7f\u200b b\xa0é 😀😀\n\t\\"  # shown with escapes
+    requests.append(("train_bpe", {"text": odd, "merges": 20}))
+    requests.append(("word_merges", {"forward_pass": {"prompt": {"text": odd}}, "position": 1}))
     asked = live_decoder.compare(requests)
     assert asked.keys() == {*LIVE_ENDPOINTS} - {"tokenize", "cross_attention", "beams"}
 
