@@ -25,6 +25,7 @@ from glasshouse.page.live.file import LIVE_ENDPOINTS, LIVE_VIEWS
 from glasshouse.page.live.graph import export_graph
 from glasshouse.page.live.operations import ARITHMETIC, OPERATIONS
 from glasshouse.page.live.program import rounded
+from glasshouse.page.live.steps import describe_steps
 from glasshouse.page.live.tokenizer import describe_tokenizer
 from glasshouse.page.model_loader import ModelLoader
 from glasshouse.page.trace import TraceCache
@@ -319,3 +320,10 @@ def test_the_save_button_saves_a_live_page(decoder: Trained, visit: Visit, brows
     assert not saved.locator(".pane > .trouble").is_visible()
     assert not troubles
     saved.context.close()
+
+
+def test_each_layer_has_its_own_rotation() -> None:
+    position = {"kind": "rotary", "theta": 100.0, "local_theta": 9.0}
+    found = describe_steps(gh.build(gh.preset("tiny-decoder", position=position, windows=(0, 4))))
+    assert found is not None
+    assert [one["theta"] for one in found["rotate"]] == [100.0, 9.0]

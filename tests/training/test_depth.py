@@ -29,14 +29,16 @@ def test_depth_twelve_by_hand() -> None:
     run = Run.load("stdlib", "model.depth=12", "data.vocab_size=32768")
     # 12 layers of 768: 4 * 768^2 for attention and 3 * 768 * 2048 for SwiGLU, 84,934,656 in all; 20 tokens for each
     # are 1.7 billion, 3 times the square root of which is 123,644: nearest to 2^17.
-    assert run.model == NewModel(
-        "modern-small", {"n_layers": 12, "d_model": 768, "n_heads": 12, "n_kv_heads": 12, "d_ff": 2048}
-    )
+    shape = {"n_layers": 12, "d_model": 768, "n_heads": 12, "n_kv_heads": 12, "d_ff": 2048}
+    assert run.model == NewModel("modern-small", {"init": "fan_in", **shape})
     assert (run.train.batch_tokens, run.train.steps) == (2**17, 12_960)
     assert run.train.schedule == WSD(warmup=100, decay_fraction=0.4, final_factor=0.0)
     optimizer = run.train.chosen_optimizer()
     assert isinstance(optimizer, Muon)
-    assert (optimizer.lr, optimizer.adamw.lr) == (0.02, 0.0014)  # 0.002 * sqrt(384 / 768)
+    assert optimizer.embedding is not None
+    assert optimizer.head is not None
+    assert (optimizer.lr, optimizer.embedding.lr, optimizer.head.lr) == (0.02, 0.3, 0.004)
+    assert optimizer.momentum_warmup == 300
 
 
 def test_wide_models_have_wider_heads() -> None:
@@ -47,12 +49,13 @@ def test_wide_models_have_wider_heads() -> None:
 
 def test_what_is_set_overrides_the_rule_and_the_rest_follows_it() -> None:
     run = Run.load("stdlib", "model.depth=4", "model.d_model=128", "train.batch_tokens=2048", "train.steps=100")
-    assert sizes(run) == {"n_layers": 4, "d_model": 128, "n_heads": 2, "n_kv_heads": 2, "d_ff": 384}
+    assert sizes(run) == {"init": "fan_in", "n_layers": 4, "d_model": 128, "n_heads": 2, "n_kv_heads": 2, "d_ff": 384}
     assert (run.train.batch_tokens, run.train.steps) == (2048, 100)
     assert run.train.schedule == WSD(warmup=5, decay_fraction=0.4, final_factor=0.0)
     rate = Run.load("stdlib", "model.depth=6", "train.optimizer.lr=0.01", "train.optimizer.adamw.lr=0.1")
-    assert rate.train.optimizer == Muon(lr=0.01, adamw=rate.train.optimizer.adamw)  # type: ignore[attr-defined]
-    assert rate.train.optimizer.adamw.lr == 0.1  # type: ignore[attr-defined]
+    assert isinstance(rate.train.optimizer, Muon)
+    assert (rate.train.optimizer.lr, rate.train.optimizer.adamw.lr) == (0.01, 0.1)
+    assert rate.train.optimizer.cautious
     other = Run.load("stdlib", "model.depth=6", "train.optimizer=adamw", "train.epochs=2")
     assert (other.train.optimizer.kind, other.train.epochs, other.train.steps) == ("adamw", 2.0, None)
 

@@ -117,7 +117,8 @@ def test_embeddings_and_the_matrix_of_the_head_have_settings_of_their_own() -> N
     assert {name for group in groups if group["lr"] == 0.01 for name in group["param_names"]} == tables
     (head,) = [group for group in groups if group["weight_decay"] == 0.2]
     assert head["param_names"] == ["head.weight"]
-    tied = make_optimizer(grow(head={"kind": "next_token", "tied": True}, position="learned"), EVERYTHING).param_groups
+    model = grow(head={"kind": "next_token", "tied": True}, position="learned")
+    tied = make_optimizer(model, EVERYTHING).param_groups
     (head,) = [group for group in tied if group["weight_decay"] == 0.2]
     assert head["param_names"] == ["token_embedding.table.weight"]
     assert [group["param_names"] for group in tied if group["lr"] == 0.01] == [["stack.position.table.weight"]]

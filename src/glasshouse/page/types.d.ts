@@ -807,7 +807,7 @@ interface StepSettings {
   final_norm: boolean;
   qk_norm_over: "head" | "projection";
   position: { how: string; layout?: string; offset: number };
-  rotate: RotateSettings | null;
+  rotate: RotateSettings[] | null; // by layer
   slopes: number[] | null;
   windows: number[];
   feedforward: string;

@@ -18,8 +18,11 @@ PRESET = "modern-small"  # RMSNorm, SwiGLU, rotary positions, norms on queries a
 WIDTH = 64  # of d_model for each layer
 NARROW, WIDE = 64, 128  # d_head, below a d_model of WIDE_FROM and from there on
 WIDE_FROM = 1024
+INIT = "fan_in"
 MUON_LR = 0.02  # moves with neither width nor depth, as updates are orthogonal
-ADAMW_LR = 2e-3  # at a d_model of 384; by its inverse square root elsewhere
+WEIGHT_DECAY = 0.1  # of the matrices of the blocks
+EMBEDDING_LR, HEAD_LR, GAIN_LR = 0.3, 4e-3, 0.01  # of AdamW, for what Muon leaves to it
+MOMENTUM_WARMUP = 300  # steps, at most
 TOKENS_PER_PARAMETER = 20  # of the blocks (Chinchilla)
 BATCH = 3.0  # times the square root of all tokens: 4,096 of 2 million, as in the recipe stdlib
 SMALLEST_BATCH = 1024  # tokens
@@ -47,7 +50,7 @@ def expand(table: Mapping[str, Any]) -> JsonDict:
                 f"model.depth is {depth}, which sets the sizes of a new decoder, but model.{name} is "
                 f"{model[name]!r}; remove one of them."
             )
-    model = {"preset": PRESET, **_sizes(depth, model)}
+    model = {"preset": PRESET, "init": INIT, **_sizes(depth, model)}
     return {**table, "model": model, "train": _over(_training(model, train), train)}
 
 
@@ -87,12 +90,28 @@ def _training(model: JsonDict, given: JsonDict) -> JsonDict:
     config.require(batch > 0, "train.batch_tokens", batch, "at least 1")
     steps = math.ceil(tokens / batch)
     length = {} if {"steps", "epochs", "minutes"} & given.keys() else {"steps": steps}
-    adamw_lr = float(f"{ADAMW_LR * math.sqrt(384 / model['d_model']):.2g}")
+    steps = config.parse(int, given.get("steps", steps), "train.steps")
+    return {"batch_tokens": batch, **length, "optimizer": optimizer(steps), "schedule": schedule(steps)}
+
+
+def optimizer(steps: int) -> JsonDict:
+    """Return the optimizer of so many steps: Muon with normalized rows, and AdamW at a rate for each kind of weight.
+
+    >>> made = optimizer(100)
+    >>> made["momentum_warmup"], made["embedding"]["lr"], made["head"]["lr"]
+    (100, 0.3, 0.004)
+    """
+    adamw = {"beta1": 0.8, "eps": 1e-10, "weight_decay": 0.0}
     return {
-        "batch_tokens": batch,
-        **length,
-        "optimizer": {"kind": "muon", "lr": MUON_LR, "adamw": {"lr": adamw_lr, "weight_decay": 0.0}},
-        "schedule": schedule(config.parse(int, given.get("steps", steps), "train.steps")),
+        "kind": "muon",
+        "lr": MUON_LR,
+        "weight_decay": WEIGHT_DECAY,
+        "momentum_warmup": min(MOMENTUM_WARMUP, max(0, steps)),
+        "beta2": 0.95,
+        "cautious": True,
+        "adamw": {"lr": GAIN_LR, **adamw},
+        "embedding": {"lr": EMBEDDING_LR, **adamw},
+        "head": {"lr": HEAD_LR, **adamw},
     }
 
 

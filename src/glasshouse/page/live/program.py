@@ -29,7 +29,6 @@ from glasshouse.page.live.graph import Graph, export_graph, mark
 
 LENGTH = 5  # of the example that is exported; another length in each place, none 0 or 1, which would be fixed
 PAST, SOURCE = 7, 11
-MAX_PARAMETERS = 10_000_000
 
 
 @dataclass(frozen=True)

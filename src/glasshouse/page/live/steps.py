@@ -29,7 +29,7 @@ def describe_steps(model: Model) -> JsonDict | None:
 
     >>> import glasshouse as gh
     >>> found = describe_steps(gh.build(gh.preset("tiny-decoder")))
-    >>> found["norm"], found["placement"], found["rotate"]["layout"]
+    >>> found["norm"], found["placement"], found["rotate"][0]["layout"]
     ('rms', 'pre', 'halves')
     """
     s = model.spec
@@ -58,7 +58,7 @@ def describe_steps(model: Model) -> JsonDict | None:
         "final_norm": not isinstance(stack.norm, nn.Identity),
         "qk_norm_over": s.qk_norm_over,
         "position": _position(position),
-        "rotate": _rotation(position) if isinstance(position, RotaryPosition) else None,
+        "rotate": [_rotation(stack.position_of(layer)) for layer in range(len(stack.blocks))] if rotates else None,
         "slopes": alibi_slopes(s.n_heads, torch.device("cpu")).tolist()
         if isinstance(position, AlibiPosition)
         else None,
@@ -81,7 +81,8 @@ def _position(position: Position) -> JsonDict:
     return {"how": ""}
 
 
-def _rotation(position: RotaryPosition) -> JsonDict:
+def _rotation(position: Position) -> JsonDict:
+    assert isinstance(position, RotaryPosition)
     return {
         "layout": "halves" if position.rotate_pairs is rotate_halves else "pairs",
         "width": position.d_head,

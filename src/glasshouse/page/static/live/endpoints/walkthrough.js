@@ -369,7 +369,7 @@ function vectorSteps(path, part, { name, x, keyInput, of, q, k, v }) {
     [query, key] = outputs;
   }
   if (rotates) {
-    const { frequencies, ...rotation } = /** @type {RotateSettings} */ (settings.rotate);
+    const { frequencies, ...rotation } = /** @type {RotateSettings[]} */ (settings.rotate)[path.layer];
     const pairs = { x: vector(query), y: vector(qLast), x_key: vector(key), y_key: vector(kLast) };
     const angles = vector(frequencies.map((one) => Math.fround(one) * position));
     made.push(card(part, "rotate", site("q", qAt), { ...pairs, ...rotation, angles, place: position }));
