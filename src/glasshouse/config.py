@@ -204,7 +204,7 @@ def parse(target: type[T], value: object, where: str = "") -> T:
 
     >>> from glasshouse.spec import Rotary
     >>> parse(Rotary, {"theta": 500_000})
-    Rotary(theta=500000.0, layout='halves', scaling=NoScaling(), fraction=1.0)
+    Rotary(theta=500000.0, layout='halves', scaling=NoScaling(), fraction=1.0, local_theta=None)
     >>> parse(Rotary, {"thetta": 500_000})
     Traceback (most recent call last):
     ...
