@@ -150,7 +150,7 @@ def make_optimizer(model: nn.Module, choice: Optimizer) -> torch.optim.Optimizer
             return torch.optim.AdamW(_adamw_groups(named, choice))
         case Muon(lr, momentum, weight_decay, ns_steps):
             inside = set(block_matrices(model))
-            heads = unembeddings(model)
+            heads = _unembeddings(model)
             embeddings = {one.weight for one in model.modules() if isinstance(one, Embedding)} - heads
             matrices = [(name, weight) for name, weight in named if weight in inside]
             if not matrices:
@@ -219,7 +219,7 @@ def block_matrices(model: nn.Module) -> Iterator[nn.Parameter]:
                     yield from (weight for weight in module.parameters(recurse=False) if weight.dim() == 2)
 
 
-def unembeddings(model: nn.Module) -> set[Tensor]:
+def _unembeddings(model: nn.Module) -> set[Tensor]:
     """Return the matrices that make logits over the vocabulary, a tied one being the token embedding."""
     models = [one for one in model.modules() if isinstance(one, Decoder | Encoder | Seq2Seq)]
     heads = {one.weight for one in model.modules() if isinstance(one, UntiedLMHead)}

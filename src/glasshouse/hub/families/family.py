@@ -94,11 +94,19 @@ def transposed(name: str, chunk: int = 0, n_chunks: int = 1) -> TensorMapping:
     return TensorMapping(name, transposed=True, chunk=chunk, shares=(1,) * n_chunks)
 
 
-def fused(name: str, how: Fusion) -> dict[str, TensorMapping]:
+def fused_qkv(name: str, how: Fusion) -> dict[str, TensorMapping]:
     """Return the mappings of the queries, keys and values of a block that are stored as one matrix."""
     return {
         f"stack.blocks.*.attention.layer.{part}": TensorMapping(name, chunk=chunk, shares=(1, 1, 1), fused=how)
         for chunk, part in enumerate(("query", "key", "value"))
+    }
+
+
+def fused_gate(name: str) -> dict[str, TensorMapping]:
+    """Return the mappings of the gate and the projection up of a block that are stored as one matrix."""
+    return {
+        f"stack.blocks.*.feedforward.layer.{part}": TensorMapping(name, chunk=chunk, shares=(1, 1))
+        for chunk, part in enumerate(("gate", "up"))
     }
 
 

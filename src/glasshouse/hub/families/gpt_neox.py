@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glasshouse.errors import StoreError
 from glasshouse.hub.families.config_reader import ConfigReader
-from glasshouse.hub.families.family import PLAIN, ConfigDict, Family, KeyMapping, fused
+from glasshouse.hub.families.family import PLAIN, ConfigDict, Family, KeyMapping, fused_qkv
 from glasshouse.hub.families.llama import read_rotary, write_rotary
 from glasshouse.spec import Rotary, Spec
 
@@ -56,7 +56,7 @@ GPT_NEOX = Family(
     names={
         "token_embedding.table": "gpt_neox.embed_in",
         "stack.blocks.*.attention.norm": f"{LAYER}.input_layernorm",
-        **fused(f"{LAYER}.attention.query_key_value", "each head"),
+        **fused_qkv(f"{LAYER}.attention.query_key_value", "each head"),
         "stack.blocks.*.attention.layer.out": f"{LAYER}.attention.dense",
         "stack.blocks.*.feedforward.norm": f"{LAYER}.post_attention_layernorm",
         "stack.blocks.*.feedforward.layer.up": f"{LAYER}.mlp.dense_h_to_4h",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glasshouse.hub.families.config_reader import ConfigReader
-from glasshouse.hub.families.family import ConfigDict, KeyMapping, TensorMapping, fused
+from glasshouse.hub.families.family import ConfigDict, KeyMapping, fused_gate, fused_qkv
 from glasshouse.hub.families.llama import NAMES, heads, llama, read_rotary, with_defaults, write_rotary
 from glasshouse.spec import Rotary, Spec
 
@@ -24,9 +24,6 @@ def extra(spec: Spec) -> ConfigDict:
     return result
 
 
-FEEDFORWARD = "stack.blocks.*.feedforward.layer"
-GATE_UP = "model.layers.*.mlp.gate_up_proj"
-
 PHI3 = llama(
     model_type="phi3",
     key_mappings=(
@@ -41,9 +38,8 @@ PHI3 = llama(
     ),
     names={
         **NAMES,
-        **fused("model.layers.*.self_attn.qkv_proj", "in turn"),
-        f"{FEEDFORWARD}.gate": TensorMapping(GATE_UP, chunk=0, shares=(1, 1)),
-        f"{FEEDFORWARD}.up": TensorMapping(GATE_UP, chunk=1, shares=(1, 1)),
+        **fused_qkv("model.layers.*.self_attn.qkv_proj", "in turn"),
+        **fused_gate("model.layers.*.mlp.gate_up_proj"),
     },
     # Without scaling no position has another rotation; embeddings have no dropout whatever the config says.
     ignored_keys=("initializer_range", "original_max_position_embeddings", "embd_pdrop"),

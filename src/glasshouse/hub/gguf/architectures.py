@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from glasshouse.hub.families.family import TensorMapping
+from glasshouse.hub.families.family import TensorMapping, fused_gate, fused_qkv
 from glasshouse.spec import LinearScaling, Llama3Scaling, NoScaling, Rotary, TransformerSpec
 
 BLOCK = "stack.blocks.*"
@@ -30,14 +30,8 @@ NAMES: dict[str, TensorMapping | str] = {
     "stack.norm": "output_norm",
     "head.weight": "output.weight",
 }
-QKV: dict[str, TensorMapping | str] = {
-    f"{BLOCK}.attention.layer.{part}": TensorMapping("blk.*.attn_qkv", chunk=chunk, shares=(1, 1, 1))
-    for chunk, part in enumerate(("query", "key", "value"))
-}
-GATE_UP: dict[str, TensorMapping | str] = {
-    f"{BLOCK}.feedforward.layer.{part}": TensorMapping("blk.*.ffn_up", chunk=chunk, shares=(1, 1))
-    for chunk, part in enumerate(("gate", "up"))
-}
+QKV = fused_qkv("blk.*.attn_qkv", "in turn")
+GATE_UP = fused_gate("blk.*.ffn_up")
 
 
 @dataclass(frozen=True)
