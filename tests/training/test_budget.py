@@ -96,6 +96,20 @@ def test_the_steps_are_decided_by_hand(clock: Clock) -> None:
     assert ten.decide(10, 10, schedule, **size) is None  # still warming up
 
 
+def test_a_machine_that_became_slower_is_believed(clock: Clock) -> None:
+    size = {"batch_size": 1, "samples": 10**6, "val_samples": 3}
+    schedule = WSD(warmup=0, decay_fraction=0.5, final_factor=0.0)
+    one = Budget(10, clock.now)
+    one.begin_loop()
+    for done in range(100):
+        assert one.decide(done, 200, schedule, **size) is None
+        clock.now += 1 if done < 50 else 3
+    # 200 s are used. At 3 s a step 400 - 6 - 3 - 3 * 1 s are for 129 steps; at 2 s, the mean of all, they would be 194.
+    decided = one.decide(100, 200, schedule, **size)
+    assert decided is not None
+    assert decided.steps == 100 + 129
+
+
 @example(0, 3, 9, 0.0)  # where a decay over the steps left would have begun at a factor of 1 - 2^-53
 @given(st.integers(0, 100), st.integers(1, 2000), st.integers(1, 2000), st.floats(0, 0.5))
 def test_the_decay_changes_no_step_before_it(warmup: int, stable: int, decay: int, final: float) -> None:

@@ -1,11 +1,12 @@
 """`train.minutes`: the time that a run has used, and the number of steps that ends it on time.
 
-The steps are decided where the learning rate begins to decay, from what a step has taken so far, validation and
+The steps are decided where the learning rate begins to decay, from what a step has lately taken, validation and
 checkpoints included; until then all steps have the same rate, so none would have been another.
 """
 
 from __future__ import annotations
 
+import bisect
 import time
 from dataclasses import dataclass, replace
 
@@ -52,6 +53,7 @@ class Budget:
         self.seconds, self.began = 60 * minutes, began
         self.spent = self.spent_in_loop = 0.0
         self.loop_began = began
+        self._marks = [(0, 0.0)]  # steps done, and the seconds of the loop until then
 
     def resume(self, spent: float, spent_in_loop: float) -> None:
         """Count what earlier processes have taken."""
@@ -81,11 +83,12 @@ class Budget:
     ) -> Length | None:
         """Return the end of the run if its decay is to begin now, after `done` steps of those planned.
 
-        That is where the plan begins it, or sooner if less than the decay's part of the time is left.
+        That is where the plan begins it, or sooner if less than the decay's part of the time is left. To be called
+        before every step.
         """
+        per_step = self._seconds_of_a_step(done)
         if done <= schedule.warmup:
             return None
-        per_step = self.used_in_loop / done
         per_sample = FORWARD * per_step / batch_size
         report_samples = min(val_samples, max(1, int(REPORT * self.seconds / per_sample)))
         left = self.left - FINISH * self.seconds - FINISH_SECONDS - report_samples * per_sample
@@ -95,3 +98,16 @@ class Budget:
         most = MOST_EPOCHS * samples // batch_size
         steps = max(done + 1, min(most, done + int(left / per_step)))
         return Length(steps, report_samples)
+
+    def _seconds_of_a_step(self, done: int) -> float:
+        """Return what each of the later half of the steps has taken, as a machine may have become slower.
+
+        After a resume, the steps of earlier processes are known by their sum alone.
+        """
+        used = self.used_in_loop
+        while len(self._marks) > 1 and self._marks[-1][0] >= done:
+            self._marks.pop()  # rolled back
+        half = bisect.bisect_right(self._marks, done / 2, key=lambda mark: mark[0]) - 1
+        before, seconds = self._marks[half]
+        self._marks.append((done, used))
+        return (used - seconds) / max(1, done - before)
