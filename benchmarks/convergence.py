@@ -138,7 +138,7 @@ def characters_settings(data: Path) -> Settings:
     """Return the settings of a modern architecture of nanoGPT's width and depth (rotary, SwiGLU, Muon, EMA)."""
     drop = {"dropout": 0.2, "attention_dropout": 0.2, "embed_dropout": 0.2}
     return {
-        "model": {"preset": "modern-small", "n_kv_heads": 6, **drop},
+        "model": {"preset": "qwen3-small", "n_kv_heads": 6, **drop},
         "data": {"path": str(data / "shakespeare" / "input.txt"), **CHARACTERS},
         "train": {
             "steps": 2500,

@@ -35,7 +35,7 @@ STEPS, WARMUP_STEPS = 5, 4  # of a round, and before the first
 def make_step(model: str, kind: str, processes: Processes, device: torch.device) -> TrainStep:
     """Return the compiled step of a new model; `plain` is that of one process."""
     torch.manual_seed(0)
-    spec = gh.preset("modern-small", max_len=1024, **MODELS[model])
+    spec = gh.preset("qwen3-small", max_len=1024, **MODELS[model])
     precision, settings = machine.compute_dtype(device), {"defer_logits": True, "grad_clip": 1.0}
     if kind == "plain":
         built = gh.build(spec, device=device)

@@ -1,7 +1,7 @@
 """Bits per byte of a model of Python code against the seconds of its training steps, for any recipe.
 
-    python benchmarks/time_to_loss.py [--recipes fast modern-base gpt2 my.toml] [--steps 650] [--seeds 1]
-    python benchmarks/time_to_loss.py --leave-out all --steps 325    # what each ingredient of `fast` is worth
+    python benchmarks/time_to_loss.py [--recipes modern-base qwen3 gpt2 my.toml] [--steps 650] [--seeds 1]
+    python benchmarks/time_to_loss.py --leave-out all --steps 325    # what each ingredient of `modern-base` is worth
 
 The protocol: all Python files of the standard library and site-packages between 200 and 200,000 bytes, in the order
 of their paths, shuffled with seed 0; the first 2% are held out. A byte-level BPE of 32,768 tokens is trained on the
@@ -38,39 +38,28 @@ SMALLEST, LARGEST = 200, 200_000  # bytes of a file
 HELD_OUT = 0.02  # of the files
 VOCABULARY, CONTEXT, STEP_TOKENS = 32_768, 1024, 131_072
 
-SIZE: Settings = {"preset": "modern-base", "max_len": CONTEXT}  # a trunk of 85 million parameters
+WINNER = "modern-base"
+
+
+def recipe(name: str) -> Settings:
+    """Return model and training of a recipe of the package, as its file has them."""
+    table = tomllib.loads((gh.training.run.RECIPES / f"{name}.toml").read_text(encoding="utf-8"))
+    return {"model": {**table["model"], "max_len": CONTEXT}, "train": table["train"]}
+
+
 RECIPES: dict[str, Settings] = {
-    "fast": {
+    WINNER: recipe(WINNER),
+    "qwen3": {  # the same trunk of 85 million parameters
         "model": {
-            **SIZE,
-            "n_heads": 6,
-            "n_kv_heads": 6,
-            "d_head": 128,
-            "d_ff": 3072,
-            "feedforward": "relu2",
-            "embed_norm": True,
-            "value_embeddings": True,
-            "logit_softcap": 15.0,
-            "init": "fan_in",
+            "preset": "qwen3-small",
+            "vocab_size": VOCABULARY,
+            "max_len": CONTEXT,
+            "d_model": 768,
+            "n_layers": 12,
+            "n_heads": 12,
+            "n_kv_heads": 4,
+            "d_ff": 2048,
         },
-        "train": {
-            "optimizer": {
-                "kind": "muon",
-                "lr": 0.02,
-                "weight_decay": 0.1,
-                "momentum_warmup": 300,
-                "beta2": 0.95,
-                "cautious": True,
-                "adamw": {"lr": 0.01, "beta1": 0.8, "eps": 1e-10, "weight_decay": 0.0},
-                "embedding": {"lr": 0.3, "beta1": 0.8, "eps": 1e-10, "weight_decay": 0.0},
-                "head": {"lr": 0.004, "beta1": 0.8, "eps": 1e-10, "weight_decay": 0.0},
-            },
-            "schedule": {"kind": "wsd", "warmup": 0, "decay_fraction": 0.5, "final_factor": 0.0},
-            "grad_clip": 0.0,
-        },
-    },
-    "modern-base": {
-        "model": SIZE,
         "train": {
             "optimizer": {"kind": "muon", "lr": 0.02, "adamw": {"lr": 3e-3, "weight_decay": 0.0}},
             "schedule": {"kind": "wsd", "warmup": 20, "decay_fraction": 0.5, "final_factor": 0.0},
@@ -84,19 +73,18 @@ RECIPES: dict[str, Settings] = {
         },
     },
 }
-# What to set to leave an ingredient of `fast` out; None: drop the setting.
+# What to set to leave an ingredient of the winner out; None: drop the setting.
 INGREDIENTS: dict[str, Settings] = {
     "momentum warm-up": {"train.optimizer.momentum_warmup": None},
     "normalized rows": {"train.optimizer.beta2": None},
-    "cautious decay": {"train.optimizer.cautious": None},
     "weight decay": {"train.optimizer.weight_decay": 0.0},
     "a rate for embeddings": {"train.optimizer.embedding": None},
     "a rate for the head": {"train.optimizer.head": None},
-    "norm of the embedding": {"model.embed_norm": None},
-    "value embeddings": {"model.value_embeddings": None},
-    "soft-cap of the logits": {"model.logit_softcap": None},
-    "initialization": {"model.init": None},
-    "heads of 128": {"model.n_heads": 12, "model.n_kv_heads": 12, "model.d_head": 64},
+    "norm of the embedding": {"model.embed_norm": False},
+    "value embeddings": {"model.value_embeddings": False},
+    "soft-cap of the logits": {"model.logit_softcap": "none"},
+    "projections that begin at zero": {"model.init": "fan_in"},
+    "heads of 128": {"model.n_heads": 12, "model.n_kv_heads": 12},
     "ReLU squared": {"model.feedforward": "swiglu", "model.d_ff": 2048},
     "no gradient clipping": {"train.grad_clip": 1.0},
     "half of the steps decay": {"train.schedule.decay_fraction": 0.2},
@@ -248,8 +236,8 @@ def note(message: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--recipes", nargs="+", default=["fast"], help=f"{', '.join(RECIPES)}, or a TOML file")
-    parser.add_argument("--leave-out", nargs="+", default=[], help='ingredients of `fast`, or "all"')
+    parser.add_argument("--recipes", nargs="+", default=[WINNER], help=f"{', '.join(RECIPES)}, or a TOML file")
+    parser.add_argument("--leave-out", nargs="+", default=[], help=f'ingredients of `{WINNER}`, or "all"')
     parser.add_argument("--steps", type=int, default=650, help="(default 650)")
     parser.add_argument("--seeds", type=int, default=1, help="runs of each, with seeds from 0 (default 1)")
     parser.add_argument("--points", type=int, default=5, help="validations in a run (default 5)")
@@ -270,7 +258,7 @@ def main() -> None:
     recipes = {
         name: RECIPES[name] if name in RECIPES else tomllib.loads(Path(name).read_text()) for name in args.recipes
     }
-    recipes |= {f"without {name}": without(RECIPES["fast"], INGREDIENTS[name]) for name in left_out}
+    recipes |= {f"without {name}": without(RECIPES[WINNER], INGREDIENTS[name]) for name in left_out}
     curves = []
     for name, settings in recipes.items():
         for seed in range(args.seeds):

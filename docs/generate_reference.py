@@ -221,7 +221,8 @@ def settings_page() -> str:
 INTRODUCTION = """
 A run has three tables: `[model]`, `[data]` and `[train]`. They are set in a TOML file, or on the command line as
 `key=value` with the table in front: `train.steps=2000`, `model.position.theta=500000`, `data.columns=en,de`. The
-default `none` means that the setting is left out. An unknown setting is an error that names the nearest one.
+default `none` means that the setting is left out; of what a preset sets, a number is so left out again
+(`model.logit_softcap=none`). An unknown setting is an error that names the nearest one.
 """.strip()
 
 MODEL = """

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from glasshouse import ConfigError, Run, config
+from glasshouse import ConfigError, Run, config, spec
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,14 @@ def test_kind_as_a_string() -> None:
 
 def test_numpy_integers() -> None:
     assert config.parse(Garden, {"shape": {"kind": "square", "side": numpy.int64(3)}}).shape == Square(3)
+
+
+def test_none_unsets_a_number_that_a_preset_sets() -> None:
+    """TOML has no null, so that on a command line a word has to do."""
+    table = config.override({"model": {}}, ["model.logit_softcap=none"])["model"]
+    assert spec.preset("modern-small", **table).logit_softcap is None
+    with pytest.raises(ConfigError, match="d_model is 'none', but it must be a whole number"):
+        spec.preset("modern-small", d_model="none")
 
 
 def test_constructor_checks_types() -> None:

@@ -251,9 +251,11 @@ def _parse_plain(target: type, value: object, where: str) -> object:
 
 
 def _parse_union(options: tuple[Any, ...], value: object, where: str) -> object:
-    if value is None and NoneType in options:
-        return None
+    optional = NoneType in options
     options = tuple(option for option in options if option is not NoneType)
+    unset = (None, "none") if {*options} <= {int, float, bool} else (None,)  # TOML has no null
+    if optional and value in unset:
+        return None
     if len(options) == 1:
         return _parse(options[0], value, where)
     if isinstance(value, options):

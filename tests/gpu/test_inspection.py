@@ -13,7 +13,7 @@ GPU = torch.device("cuda")
 SIZE = {"vocab_size": 100, "d_model": 128, "n_heads": 4, "n_layers": 2, "max_len": 512}
 
 
-def make(name: str = "modern-small", **settings: object) -> Model:
+def make(name: str = "qwen3-small", **settings: object) -> Model:
     torch.manual_seed(0)
     shape = SIZE | {"n_kv_heads": 2} | settings
     return gh.build(gh.preset(name, **shape, dropout=0.0, embed_dropout=0.0, init="normal"), device=GPU).eval()

@@ -41,8 +41,14 @@ def t5(d: int, d_ff: int, heads: int) -> int:
     return 32_128 * d + encoder + decoder
 
 
-def modern(vocabulary: int, d: int, layers: int, heads: int, kv_heads: int, d_ff: int) -> int:
+def qwen3(vocabulary: int, d: int, layers: int, heads: int, kv_heads: int, d_ff: int) -> int:
     return llama(vocabulary, d, layers, heads, kv_heads, d_ff) + vocabulary * d + layers * 2 * (d // heads)
+
+
+def modern(vocabulary: int, d: int, layers: int, heads: int, d_ff: int) -> int:
+    block = 4 * d * d + 2 * d * d_ff + 2 * d + 2 * (d // heads)
+    value_embedding = vocabulary * d + d * heads  # of every second layer: a vector for each token, a gate for each head
+    return 2 * vocabulary * d + layers * block + layers // 2 * value_embedding + 2 * d
 
 
 COUNTS = {
@@ -57,8 +63,9 @@ COUNTS = {
     "t5-small": t5(512, 2048, 8),
     "llama-small": llama(49_152, 576, 30, 9, 3, 1536),
     "llama-1b": llama(128_256, 2048, 16, 32, 8, 8192),
-    "modern-small": modern(8192, 384, 6, 6, 2, 1024),
-    "modern-base": modern(32_768, 768, 12, 12, 4, 2048),
+    "qwen3-small": qwen3(8192, 384, 6, 6, 2, 1024),
+    "modern-small": modern(8192, 384, 6, 6, 1536),
+    "modern-base": modern(32_768, 768, 12, 6, 3072),
 }
 
 # What the papers, or the checkpoints themselves, say of their size.

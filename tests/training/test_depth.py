@@ -30,7 +30,7 @@ def test_depth_twelve_by_hand() -> None:
     # 12 layers of 768: 4 * 768^2 for attention and 3 * 768 * 2048 for SwiGLU, 84,934,656 in all; 20 tokens for each
     # are 1.7 billion, 3 times the square root of which is 123,644: nearest to 2^17.
     shape = {"n_layers": 12, "d_model": 768, "n_heads": 12, "n_kv_heads": 12, "d_ff": 2048}
-    assert run.model == NewModel("modern-small", {"init": "fan_in", **shape})
+    assert run.model == NewModel("qwen3-small", {"init": "fan_in", **shape})
     assert (run.train.batch_tokens, run.train.steps) == (2**17, 12_960)
     assert run.train.schedule == WSD(warmup=100, decay_fraction=0.4, final_factor=0.0)
     optimizer = run.train.chosen_optimizer()

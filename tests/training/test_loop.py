@@ -569,6 +569,7 @@ def test_recipes_load() -> None:
         "finetune-chat",
         "finetune-classifier",
         "vaswani-base",
+        "modern-base",
         "python-3m",
         "english-4m",
         "demo",

@@ -54,7 +54,7 @@ def test_a_toml_file_names_its_run(tmp_path: Path) -> None:
 def test_a_table_of_a_model_is_typed() -> None:
     run = Run.load("stdlib", "model.n_layers=2")
     assert isinstance(run.model, NewModel)
-    assert (run.model.preset, run.model.fields["n_layers"]) == ("modern-small", 2)
+    assert (run.model.preset, run.model.fields["n_layers"]) == ("qwen3-small", 2)
     assert Run(run.model.to_dict(), run.data, run.train) == run  # type: ignore[arg-type]
     assert Run.load("finetune-chat").model == Pretrained("runs/stdlib/model")
     full = {"kind": "decoder", "d_model": 64}

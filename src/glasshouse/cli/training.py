@@ -70,6 +70,7 @@ def train(
     dpo                  a decoder of yours: preferred answers
     finetune-classifier  an encoder of yours: a label for each text, or a tag for each word
     vaswani-base         the encoder-decoder of the paper, for millions of pairs
+    modern-base          the decoder that learns fastest, for a GPU and some hundred million tokens of yours
     python-3m            the bundled decoder of Python code, for a GPU
     english-4m           the bundled decoder of English, for a GPU; its text comes from benchmarks/english_text.py
     demo                 the decoder that glasshouse demo trains, in three minutes

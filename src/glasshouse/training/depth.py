@@ -14,7 +14,7 @@ from glasshouse import config
 from glasshouse.config import JsonDict
 from glasshouse.errors import ConfigError
 
-PRESET = "modern-small"  # RMSNorm, SwiGLU, rotary positions, norms on queries and keys: exported as Qwen3
+PRESET = "qwen3-small"  # which can be exported, unlike `modern-small`
 WIDTH = 64  # of d_model for each layer
 NARROW, WIDE = 64, 128  # d_head, below a d_model of WIDE_FROM and from there on
 WIDE_FROM = 1024

@@ -170,6 +170,7 @@ KINDS = {
     "output": ("llama-small", {"norm_placement": "output", "qk_norm": True, "qk_norm_over": "projection"}),
     "value embeddings": ("llama-small", {"value_embeddings": True}),
     "llama": ("llama-small", {}),
+    "qwen3": ("qwen3-small", {}),
     "modern": ("modern-small", {}),
 }
 
@@ -180,8 +181,8 @@ KINDS = {
     "name",
     [
         "gpt2",
-        "modern",
-        *(pytest.param(one, marks=pytest.mark.long) for one in KINDS if one not in ("gpt2", "modern")),
+        "qwen3",
+        *(pytest.param(one, marks=pytest.mark.long) for one in KINDS if one not in ("gpt2", "qwen3")),
     ],
 )
 def test_activations_are_what_the_compiled_model_stores(name: str) -> None:
