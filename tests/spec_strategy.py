@@ -93,7 +93,13 @@ next_token = st.builds(spec.NextToken, tied=st.booleans(), bias=st.booleans())
 heads = st.one_of(
     next_token,
     st.builds(spec.MaskedToken, tied=st.booleans(), bias=st.booleans(), transform=st.booleans()),
-    st.builds(spec.SequenceClassification, n_labels=st.sampled_from([1, 3]), pooling=poolings, dense=st.booleans()),
+    st.builds(
+        spec.SequenceClassification,
+        n_labels=st.sampled_from([1, 3]),
+        pooling=poolings,
+        dense=st.booleans(),
+        bias=st.booleans(),
+    ),
     st.builds(spec.TokenClassification, n_labels=st.just(3)),
     st.builds(spec.Pooled, pooling=poolings, dense=st.booleans()),
     st.just(spec.NoHead()),

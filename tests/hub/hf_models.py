@@ -90,6 +90,12 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
+# transformers finds the last token of a sequence by its padding.
+LABELS = {
+    "pad_token_id": 0,
+    "id2label": {0: "bad", 1: "fair", 2: "good"},
+    "label2id": {"bad": 0, "fair": 1, "good": 2},
+}
 HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 
 
@@ -103,6 +109,7 @@ CASES = {
         hf.GPT2LMHeadModel, gpt2(tie_word_embeddings=False, activation_function="relu", n_inner=24)
     ),
     "gpt2-no-scale": Case(hf.GPT2LMHeadModel, gpt2(scale_attn_weights=False, activation_function="gelu")),
+    "gpt2-labels": Case(hf.GPT2ForSequenceClassification, gpt2(**LABELS)),
     "gpt2-bare": Case(hf.GPT2Model, gpt2()),
     "llama": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA), drops=True),
     "llama-tied-biased": Case(
@@ -130,10 +137,15 @@ CASES = {
         drops=True,
     ),
     "llama-gelu": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA, hidden_act="gelu_pytorch_tanh"), drops=True),
+    "llama-labels": Case(hf.LlamaForSequenceClassification, of(hf.LlamaConfig, LLAMA | LABELS), drops=True),
     "llama-bare": Case(hf.LlamaModel, of(hf.LlamaConfig, LLAMA), drops=True),
     "mistral-window": Case(hf.MistralForCausalLM, of(hf.MistralConfig, LLAMA, sliding_window=5), drops=True),
+    "mistral-labels": Case(
+        hf.MistralForSequenceClassification, of(hf.MistralConfig, LLAMA | LABELS, sliding_window=5), drops=True
+    ),
     "mistral-no-window": Case(hf.MistralForCausalLM, of(hf.MistralConfig, LLAMA, sliding_window=None), drops=True),
     "qwen2": Case(hf.Qwen2ForCausalLM, of(hf.Qwen2Config, LLAMA), drops=True),
+    "qwen2-labels": Case(hf.Qwen2ForSequenceClassification, of(hf.Qwen2Config, LLAMA | LABELS), drops=True),
     "qwen2-windows": Case(
         hf.Qwen2ForCausalLM,
         of(
@@ -147,6 +159,9 @@ CASES = {
         drops=True,
     ),
     "qwen3": Case(hf.Qwen3ForCausalLM, of(hf.Qwen3Config, LLAMA, head_dim=12), drops=True),
+    "qwen3-labels": Case(
+        hf.Qwen3ForSequenceClassification, of(hf.Qwen3Config, LLAMA | LABELS, head_dim=12), drops=True
+    ),
     "qwen3-biased-windows": Case(
         hf.Qwen3ForCausalLM,
         of(
@@ -176,6 +191,7 @@ CASES = {
         ),
         drops=True,
     ),
+    "gemma2-labels": Case(hf.Gemma2ForSequenceClassification, of(hf.Gemma2Config, GEMMA2 | LABELS), drops=True),
     "gemma2-bare": Case(hf.Gemma2Model, of(hf.Gemma2Config, GEMMA2), drops=True),
     "gemma3": Case(hf.Gemma3ForCausalLM, of(hf.Gemma3TextConfig, GEMMA3), drops=True),
     "gemma3-capped-biased-untied": Case(
@@ -206,6 +222,9 @@ CASES = {
         ),
         drops=True,
     ),
+    "gemma3-labels": Case(
+        hf.Gemma3TextForSequenceClassification, of(hf.Gemma3TextConfig, GEMMA3 | LABELS), drops=True
+    ),
     "gemma3-bare": Case(hf.Gemma3TextModel, of(hf.Gemma3TextConfig, GEMMA3), drops=True),
     "olmo2": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2), drops=True),
     "olmo2-all-heads-biased-tied": Case(
@@ -214,6 +233,7 @@ CASES = {
         drops=True,
     ),
     "olmo2-yarn": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2, rope_parameters=YARN), drops=True),
+    "olmo2-labels": Case(hf.Olmo2ForSequenceClassification, of(hf.Olmo2Config, OLMO2 | LABELS), drops=True),
     "olmo2-bare": Case(hf.Olmo2Model, of(hf.Olmo2Config, OLMO2), drops=True),
     "phi3": Case(hf.Phi3ForCausalLM, of(hf.Phi3Config, PHI3), drops=True),
     "phi3-part-of-heads": Case(hf.Phi3ForCausalLM, of(hf.Phi3Config, PHI3, rope_parameters=HALF), drops=True),
@@ -229,6 +249,7 @@ CASES = {
         ),
         drops=True,
     ),
+    "phi3-labels": Case(hf.Phi3ForSequenceClassification, of(hf.Phi3Config, PHI3 | LABELS), drops=True),
     "phi3-bare": Case(hf.Phi3Model, of(hf.Phi3Config, PHI3), drops=True),
     "gpt_neox": Case(hf.GPTNeoXForCausalLM, of(hf.GPTNeoXConfig, NEOX), drops=True),
     "gpt_neox-in-turn": Case(
@@ -247,6 +268,7 @@ CASES = {
         of(hf.GPTNeoXConfig, NEOX, rope_parameters={**YARN, "partial_rotary_factor": 0.25}),
         drops=True,
     ),
+    "gpt_neox-labels": Case(hf.GPTNeoXForSequenceClassification, of(hf.GPTNeoXConfig, NEOX | LABELS), drops=True),
     "gpt_neox-bare": Case(hf.GPTNeoXModel, of(hf.GPTNeoXConfig, NEOX), drops=True),
     "bert-masked": Case(hf.BertForMaskedLM, of(hf.BertConfig, BERT)),
     "bert-masked-untied-relu": Case(

@@ -60,6 +60,11 @@ SPECS = {
     "bert": gh.preset("tiny-encoder", **SMALL),
     "bert-bare": gh.preset("tiny-encoder", **SMALL, head="none"),
     "bert-labels": gh.preset("tiny-encoder", **SMALL, head={"kind": "sequence_classification", "n_labels": 3}),
+    "llama-labels": gh.preset(
+        "llama-small",
+        **LLAMA,
+        head={"kind": "sequence_classification", "n_labels": 3, "pooling": "last", "dense": False, "bias": False},
+    ),
     "t5": gh.preset("t5-small", **SMALL, d_ff=24),
     "bart": gh.preset("tiny-seq2seq", **SMALL, **BART),
 }

@@ -153,11 +153,11 @@ def mean_of_tokens(x: Tensor, real: Tensor) -> Tensor:
 class Classifier(nn.Module):
     """Classification head: logits over labels, per token or per pooled sequence."""
 
-    def __init__(self, pool: nn.Module, d_model: int, n_labels: int, dropout: float) -> None:
+    def __init__(self, pool: nn.Module, d_model: int, n_labels: int, dropout: float, bias: bool = True) -> None:
         super().__init__()
         self.pool = pool
         self.drop = nn.Dropout(dropout)
-        self.classifier = Linear(d_model, n_labels)
+        self.classifier = Linear(d_model, n_labels, bias=bias)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map hidden states x [B, S, D] to logits [B, n_labels], or [B, S, n_labels] without pooling."""
@@ -183,8 +183,8 @@ def make_head(s: spec.Spec) -> nn.Module:
             return (LMHead if tied else UntiedLMHead)(s, transform, bias)
         case spec.MaskedToken(tied, bias):
             return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias)
-        case spec.SequenceClassification(n_labels, pooling, with_dense):
-            return Classifier(Pooler(pooling, dense(with_dense)), s.d_model, n_labels, s.dropout)
+        case spec.SequenceClassification(n_labels, pooling, with_dense, _, bias):
+            return Classifier(Pooler(pooling, dense(with_dense)), s.d_model, n_labels, s.dropout, bias)
         case spec.TokenClassification(n_labels):
             return Classifier(NoHead(), s.d_model, n_labels, s.dropout)
         case _:

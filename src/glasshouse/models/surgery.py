@@ -22,7 +22,7 @@ from glasshouse.models.weights import assign_weights, init_weights
 from glasshouse.text import Tokenizer
 from glasshouse.text.chat.tokens import chat_token_ids
 
-M = TypeVar("M", Encoder, Decoder)
+M = TypeVar("M", Encoder, Decoder, Encoder | Decoder)
 
 
 @torch.no_grad()
@@ -79,10 +79,12 @@ def new_tokens(old: Tokenizer, new: Tokenizer) -> list[int]:
 
 
 @torch.no_grad()
-def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> Encoder:
-    """Return a copy of an encoder with a new classification head, initialized with torch's random generator.
+def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> Encoder | Decoder:
+    """Return a copy of a model with a new classification head, initialized with torch's random generator.
 
-    If the old head pools, the new one pools in the same way; with `per_token` it classifies each token instead.
+    If the old head pools, the new one pools in the same way. Otherwise that of an encoder reads the first token, and
+    that of a decoder the last one, through a single linear layer: transformers' heads. With `per_token` an encoder
+    classifies each token instead.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-encoder"))
@@ -91,14 +93,25 @@ def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> 
     >>> with_classifier(model, 3, per_token=True)(torch.tensor([[1, 2], [3, 4]])).shape
     torch.Size([2, 2, 3])
     """
-    if not isinstance(model, Encoder):
-        raise InputError(f"the model is a {model.spec.kind}, but a classifier needs an encoder; start from one.")
+    if not isinstance(model, Encoder | Decoder):
+        raise InputError(
+            f"the model is a {model.spec.kind}, but a classifier needs an encoder or a decoder; start from one."
+        )
     head: spec.SequenceClassification | spec.TokenClassification
-    match model.spec.head:
+    match model.spec.kind, model.spec.head:
+        case "decoder", _ if per_token:
+            raise InputError(
+                "the model is a decoder, whose tokens see none of those after them, but a token classifier needs an "
+                "encoder; start from one."
+            )
         case _ if per_token:
             head = spec.TokenClassification(n_labels)
-        case spec.Pooled(pooling, dense, _) | spec.SequenceClassification(_, pooling, dense):
+        case _, spec.SequenceClassification() as old:
+            head = replace(old, n_labels=n_labels, labels=())
+        case _, spec.Pooled(pooling, dense):
             head = spec.SequenceClassification(n_labels, pooling, dense)
+        case "decoder", _:
+            head = spec.SequenceClassification(n_labels, "last", dense=False, bias=False)
         case _:
             head = spec.SequenceClassification(n_labels)
     kept = {name: weight for name, weight in checked_weights(model).items() if not name.startswith("head.")}

@@ -63,6 +63,7 @@ class SequenceClassification(Settings):
     pooling: Pooling = "first"  # the token whose hidden state is taken, or their mean
     dense: bool = True  # a linear layer and tanh before the logits, as in BERT
     labels: tuple[str, ...] = ()  # names of the classes, if any; in a run they come from the data
+    bias: bool = field(default=True, metadata={"omit_default": True})  # a bias on the logits
 
     def check(self) -> None:
         require_labels(self)

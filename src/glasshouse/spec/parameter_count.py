@@ -87,7 +87,7 @@ def _head(head: Head, s: TransformerSpec) -> int:
         case MaskedToken():
             return _unembedding(head, s) + head.transform * (dense + _norm(s, s.d_model))
         case SequenceClassification():
-            return head.dense * dense + (s.d_model + 1) * head.n_labels
+            return head.dense * dense + (s.d_model + head.bias) * head.n_labels
         case TokenClassification():
             return (s.d_model + 1) * head.n_labels
         case _:

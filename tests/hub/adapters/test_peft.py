@@ -30,6 +30,7 @@ OUT = [
     ("llama", ATTENTION),
     ("llama", ("*",)),
     ("llama-bare", ("out", "gate")),
+    ("llama-labels", ATTENTION),
     ("mistral-window", ("key",)),
     ("qwen3", ATTENTION),
     ("bert-masked", ATTENTION),
@@ -64,6 +65,7 @@ IN: list[tuple[str, dict[str, Any]]] = [
     ("llama", {"target_modules": r"model\.layers\.1\..*\.(k|o)_proj"}),
     ("llama", {"target_modules": ["down_proj"], "layers_to_transform": [0, 2]}),
     ("llama-bare", {"target_modules": ["gate_proj"]}),
+    ("llama-labels", {"target_modules": ["q_proj"], "task_type": "SEQ_CLS"}),
     (
         "qwen3",
         {"target_modules": ["k_proj", "up_proj"], "rank_pattern": {"k_proj": 2}, "alpha_pattern": {"k_proj": 5}},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glasshouse.errors import StoreError
 from glasshouse.hub.families.config_reader import ConfigReader
-from glasshouse.hub.families.family import ConfigDict, minus_one
+from glasshouse.hub.families.family import LAST_TOKEN, ConfigDict, minus_one
 from glasshouse.hub.families.gemma2 import KEY_MAPPINGS, NORMS, TYPES, read_scale, repeated
 from glasshouse.hub.families.llama import BASE, NAMES, llama, read_rotary, windows_of, write_rotary
 from glasshouse.spec import Rotary, Spec
@@ -83,7 +83,11 @@ GEMMA3 = llama(
     # What the layer types were derived from is not what counts.
     ignored_keys=("initializer_range", "hidden_act", "cache_implementation", "_sliding_window_pattern"),
     tied=True,
-    heads={"Gemma3ForCausalLM": {"kind": "next_token"}, "Gemma3TextModel": {"kind": "none"}},
+    heads={
+        "Gemma3ForCausalLM": {"kind": "next_token"},
+        "Gemma3TextModel": {"kind": "none"},
+        "Gemma3TextForSequenceClassification": LAST_TOKEN,
+    },
     adjust=adjust,
     extra=extra,
 )
