@@ -46,6 +46,7 @@ BERT = {
     "num_attention_heads": 5,
     "max_position_embeddings": 48,
 }
+MODERNBERT = {**BERT, "pad_token_id": 0, "local_attention": 6, "global_rope_theta": 300.0, "local_rope_theta": 20.0}
 T5 = {
     "vocab_size": 61,
     "d_model": 40,
@@ -284,8 +285,41 @@ CASES = {
     "roberta-masked-untied": Case(hf.RobertaForMaskedLM, of(hf.RobertaConfig, BERT, tie_word_embeddings=False)),
     "roberta-labels": Case(hf.RobertaForSequenceClassification, of(hf.RobertaConfig, BERT)),
     "roberta-bare": Case(hf.RobertaModel, of(hf.RobertaConfig, BERT)),
+    "xlm-roberta-masked": Case(hf.XLMRobertaForMaskedLM, of(hf.XLMRobertaConfig, BERT, type_vocab_size=1)),
+    "xlm-roberta-labels": Case(
+        hf.XLMRobertaForSequenceClassification, of(hf.XLMRobertaConfig, BERT | LABELS, pad_token_id=1)
+    ),
+    "xlm-roberta-bare": Case(hf.XLMRobertaModel, of(hf.XLMRobertaConfig, BERT)),
     "distilbert-masked": Case(hf.DistilBertForMaskedLM, of(hf.DistilBertConfig, DISTIL)),
+    "distilbert-labels": Case(hf.DistilBertForSequenceClassification, of(hf.DistilBertConfig, DISTIL | LABELS)),
     "distilbert-bare": Case(hf.DistilBertModel, of(hf.DistilBertConfig, DISTIL, activation="relu")),
+    "modernbert-masked": Case(hf.ModernBertForMaskedLM, of(hf.ModernBertConfig, MODERNBERT), drops=True),
+    "modernbert-masked-biased-untied": Case(
+        hf.ModernBertForMaskedLM,
+        of(
+            hf.ModernBertConfig,
+            MODERNBERT,
+            attention_bias=True,
+            mlp_bias=True,
+            norm_bias=True,
+            classifier_bias=True,
+            decoder_bias=False,
+            tie_word_embeddings=False,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            hidden_activation="silu",
+            classifier_activation="silu",
+        ),
+        drops=True,
+    ),
+    "modernbert-bare": Case(hf.ModernBertModel, of(hf.ModernBertConfig, MODERNBERT, num_hidden_layers=7), drops=True),
+    "modernbert-labels": Case(
+        hf.ModernBertForSequenceClassification, of(hf.ModernBertConfig, MODERNBERT | LABELS), drops=True
+    ),
+    "modernbert-labels-mean": Case(
+        hf.ModernBertForSequenceClassification,
+        of(hf.ModernBertConfig, MODERNBERT | LABELS, classifier_pooling="mean", classifier_bias=True),
+        drops=True,
+    ),
     "t5": Case(hf.T5ForConditionalGeneration, of(hf.T5Config, T5), drops=True),
     "t5-1.1": Case(
         hf.T5ForConditionalGeneration,
@@ -314,8 +348,28 @@ CASES = {
 
 
 # One of each family first.
-FAMILIES = ["gpt2", "llama", "mistral-window", "qwen2", "qwen3", "bert-masked", "roberta-masked"]
-FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2", "gemma2", "gemma3", "phi3"]
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "mistral-window",
+    "qwen2",
+    "qwen3",
+    "bert-masked",
+    "roberta-masked",
+    "xlm-roberta-masked",
+]
+FAMILIES += [
+    "distilbert-masked",
+    "modernbert-masked",
+    "t5",
+    "marian",
+    "bart",
+    "gpt_neox",
+    "olmo2",
+    "gemma2",
+    "gemma3",
+    "phi3",
+]
 EACH_FAMILY = first_of([*FAMILIES, *(name for name in CASES if name not in FAMILIES)], len(FAMILIES))
 
 

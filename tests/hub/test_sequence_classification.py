@@ -82,6 +82,25 @@ def test_a_decoder_trains_on_what_it_classifies(folder: Path, tmp_path: Path) ->
             make_dataset(model.spec, empty, batch_size=1, seq_len=8)
 
 
+@pytest.mark.parametrize(
+    ("name", "exported"),
+    [
+        ("gpt2", "GPT2ForSequenceClassification"),
+        ("gpt_neox", "GPTNeoXForSequenceClassification"),
+        ("olmo2", "Olmo2ForSequenceClassification"),
+        ("bert-masked", "BertForSequenceClassification"),
+        ("roberta-bare", "RobertaForSequenceClassification"),
+        ("distilbert-masked", "DistilBertForSequenceClassification"),
+        ("modernbert-masked", "ModernBertForSequenceClassification"),
+    ],
+)
+def test_a_new_classifier_is_that_of_transformers(name: str, exported: str, tmp_path: Path) -> None:
+    make(name).save_pretrained(tmp_path / "base")
+    base, _ = gh.load(tmp_path / "base")
+    gh.hub.export(gh.models.with_classifier(base, 3), None, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["architectures"] == [exported]
+
+
 def test_a_decoder_trained_here_is_one_of_transformers(tmp_path: Path) -> None:
     torch.manual_seed(0)
     base, tok = gh.load("python-3m")

@@ -82,9 +82,9 @@ def new_tokens(old: Tokenizer, new: Tokenizer) -> list[int]:
 def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> Encoder | Decoder:
     """Return a copy of a model with a new classification head, initialized with torch's random generator.
 
-    If the old head pools, the new one pools in the same way. Otherwise that of an encoder reads the first token, and
-    that of a decoder the last one, through a single linear layer: transformers' heads. With `per_token` an encoder
-    classifies each token instead.
+    If the old head pools, the new one pools in the same way. Otherwise it is the one that transformers has: that of
+    an encoder reads the first token, that of a decoder the last one, through a single linear layer. With `per_token`
+    an encoder classifies each token instead.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-encoder"))
@@ -110,12 +110,21 @@ def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> 
             head = replace(old, n_labels=n_labels, labels=())
         case _, spec.Pooled(pooling, dense):
             head = spec.SequenceClassification(n_labels, pooling, dense)
-        case "decoder", _:
-            head = spec.SequenceClassification(n_labels, "last", dense=False, bias=False)
         case _:
-            head = spec.SequenceClassification(n_labels)
+            head = _new_classifier(model.spec, n_labels)
     kept = {name: weight for name, weight in checked_weights(model).items() if not name.startswith("head.")}
     return _with_head(model, head, kept)
+
+
+def _new_classifier(s: spec.DecoderSpec | spec.EncoderSpec, n_labels: int) -> spec.SequenceClassification:
+    """Return the classification head that transformers has for such a model, so that it can be exported."""
+    if isinstance(s, spec.DecoderSpec):
+        return spec.SequenceClassification(n_labels, "last", dense=False, bias=False)
+    if not s.first_norm:  # ModernBERT
+        return spec.SequenceClassification(n_labels, dense_kind="transform", dense_bias=False)
+    if s.position == spec.Learned() and s.n_segments == 0:  # DistilBERT
+        return spec.SequenceClassification(n_labels, dense_kind="relu")
+    return spec.SequenceClassification(n_labels)
 
 
 @torch.no_grad()
