@@ -93,7 +93,14 @@ next_token = st.builds(spec.NextToken, tied=st.booleans(), bias=st.booleans())
 heads = st.one_of(
     next_token,
     st.builds(spec.MaskedToken, tied=st.booleans(), bias=st.booleans(), transform=st.booleans()),
-    st.builds(spec.SequenceClassification, n_labels=st.sampled_from([1, 3]), pooling=poolings, dense=st.booleans()),
+    st.builds(spec.MaskedToken, transform_bias=st.just(False)),
+    st.builds(
+        spec.SequenceClassification,
+        n_labels=st.sampled_from([1, 3]),
+        pooling=poolings,
+        dense=st.booleans(),
+        bias=st.booleans(),
+    ),
     st.builds(spec.TokenClassification, n_labels=st.just(3)),
     st.builds(spec.Pooled, pooling=poolings, dense=st.booleans()),
     st.just(spec.NoHead()),
@@ -107,6 +114,7 @@ def specs(draw: st.DrawFn) -> spec.Spec:
     placements = ["pre", "post", "sandwich", "output"]
     n_heads = draw(st.sampled_from([1, 2, 3, 4]))
     qk_norm = draw(st.booleans())
+    placement = draw(st.sampled_from(placements if kind == "seq2seq" else [*placements, "parallel"]))
     fields = {
         "vocab_size": VOCABULARY,
         "d_model": n_heads * draw(st.sampled_from([4, 6])),
@@ -118,7 +126,8 @@ def specs(draw: st.DrawFn) -> spec.Spec:
         "max_len": 16,
         "position": draw(positions),
         "norm": draw(norms),
-        "norm_placement": draw(st.sampled_from(placements if kind == "seq2seq" else [*placements, "parallel"])),
+        "norm_placement": placement,
+        "first_norm": placement != "pre" or draw(st.booleans()),
         "final_norm": draw(st.booleans()),
         "feedforward": draw(feedforwards),
         "embed_norm": draw(st.booleans()),

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from glasshouse import spec
-from glasshouse.data.encoding import end_id, start_id
+from glasshouse.data.encoding import classifier_ends
 from glasshouse.embeddings import check_texts, length_batches
 from glasshouse.errors import InputError, check_count
 from glasshouse.models import Decoder, Encoder, Model
@@ -36,8 +36,9 @@ def classify(
 ) -> list[Classification]:
     """Return the most probable label of each text, and the probabilities of all.
 
-    A text stands between a start and an end token, as in training. Texts of similar length share a batch; neither
-    that nor padding changes a result. A text longer than max_len is an error, or truncated with `truncate`.
+    A text stands between a start and an end token, as in training; a decoder that reads the last token gets it as the
+    tokenizer encodes it. Texts of similar length share a batch; neither that nor padding changes a result. A text
+    longer than max_len is an error, or truncated with `truncate`.
 
     >>> import glasshouse as gh
     >>> tok = gh.Tokenizer.train(texts=["a red pea"], vocab_size=263)
@@ -53,21 +54,20 @@ def classify(
         raise InputError(f"the model {_instead(model.spec)}")
     tok, texts = check_texts(model, tok, texts)
     check_count("batch_size", batch_size)
-    first, last = start_id(tok), end_id(tok)
-    if last is None:
-        raise InputError("the tokenizer has no end token (eos or sep), which ends a text; choose one that has.")
-    first = last if first is None else first
-    room = model.spec.max_len - 2
+    before, after = classifier_ends(model.spec, tok)
+    room = model.spec.max_len - len(before) - len(after)
     encoded = tok.encode_batch(texts, add_special_tokens=False)
     for number, ids in enumerate(encoded):
         if len(ids) > room and not truncate:
             raise InputError(
-                f"text {number} is {len(ids)} tokens long, but max_len is {model.spec.max_len}, with a start and an "
-                "end token; shorten it, or set truncate."
+                f"text {number} is {len(ids)} tokens long, but max_len is {model.spec.max_len}, with "
+                f"{len(before) + len(after)} tokens around a text; shorten it, or set truncate."
             )
+        if not (before or ids or after):
+            raise InputError(f"text {number} is {texts[number]!r}, which has no tokens; leave it out.")
     device = model.token_embedding.table.weight.device
     logits = torch.empty(len(texts), head.n_labels)
-    rows = [[first, *ids[:room], last] for ids in encoded]
+    rows = [[*before, *ids[:room], *after] for ids in encoded]
     for chosen, padded, lengths in length_batches(rows, batch_size):
         logits[chosen] = model(padded.to(device), lengths=lengths.to(device)).float().cpu()
     if not bool(logits.isfinite().all()):
@@ -90,14 +90,14 @@ def _instead(s: spec.Spec) -> str:
     match s.kind, s.head:
         case _, spec.TokenClassification():
             return "gives each word a tag, and no text a label; look at its tags by `glasshouse look MODEL`."
-        case "encoder", _:
+        case "encoder" | "decoder", _:
+            kind = "an encoder" if s.kind == "encoder" else "a decoder"
             return (
-                f"is an encoder with the head {s.head.kind!r}, which gives texts no label; fine-tune it by "
+                f"is {kind} with the head {s.head.kind!r}, which gives texts no label; fine-tune it by "
                 "`glasshouse train finetune-classifier model.from=MODEL data.path=FILE`."
             )
         case _:
-            kind = "a decoder" if s.kind == "decoder" else "an encoder-decoder"
             return (
-                f"is {kind}, which generates texts and gives them no label; use `glasshouse generate`, or train a "
-                "classifier by `glasshouse train classify data.path=FILE`."
+                "is an encoder-decoder, which generates texts and gives them no label; use `glasshouse generate`, or "
+                "train a classifier by `glasshouse train classify data.path=FILE`."
             )

@@ -40,6 +40,8 @@ def transformers_choices(name: str) -> tuple[int, str, str]:
         width = named["c_attn"].nf // 3
     elif "query_key_value" in named:  # of GPT-NeoX, likewise
         width = named["query_key_value"].out_features // 3
+    elif "Wqkv" in named:  # of ModernBERT, likewise
+        width = named["Wqkv"].out_features // 3
     elif "qkv_proj" in named:  # of Phi-3, with all queries first
         width = (named["qkv_proj"].out_features - heads * d_head) // 2
     else:

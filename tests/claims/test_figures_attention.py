@@ -562,7 +562,8 @@ def test_figure_a17(drawn: Drawn) -> None:
         kind = "multi-head" if shared == heads else "multi-query" if shared == 1 else "grouped-query"
         kinds[kind] += 1
         assert row[:5] == [name, config["model_type"], kind, heads, shared]
-        assert (row[5] == "rotary") == ("rope_theta" in config or "rotary_emb_base" in config)
+        bases = {"rope_theta", "rotary_emb_base", "global_rope_theta"}
+        assert (row[5] == "rotary") == bool(bases & config.keys())
         assert row[6].startswith("rms") == ("rms_norm_eps" in config or config["model_type"] == "t5")
         assert (row[7] == "swiglu") == (config.get("hidden_act") == "silu")
     kind = "multi-head" if s.n_kv_heads == s.n_heads else "grouped-query"

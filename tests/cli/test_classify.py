@@ -113,7 +113,7 @@ def test_long_texts_are_truncated_with_one_warning(
         (
             "tiny-decoder",
             None,
-            "is a decoder, which generates texts and gives them no label; use `glasshouse",
+            "is a decoder with the head 'next_token', which gives texts no label; fine-tune",
         ),
         ("tiny-seq2seq", None, "is an encoder-decoder, which generates texts"),
         (

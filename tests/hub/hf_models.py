@@ -46,6 +46,7 @@ BERT = {
     "num_attention_heads": 5,
     "max_position_embeddings": 48,
 }
+MODERNBERT = {**BERT, "pad_token_id": 0, "local_attention": 6, "global_rope_theta": 300.0, "local_rope_theta": 20.0}
 T5 = {
     "vocab_size": 61,
     "d_model": 40,
@@ -90,6 +91,12 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
 
 
+# transformers finds the last token of a sequence by its padding.
+LABELS = {
+    "pad_token_id": 0,
+    "id2label": {0: "bad", 1: "fair", 2: "good"},
+    "label2id": {"bad": 0, "fair": 1, "good": 2},
+}
 HALF = {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.5}
 
 
@@ -103,6 +110,7 @@ CASES = {
         hf.GPT2LMHeadModel, gpt2(tie_word_embeddings=False, activation_function="relu", n_inner=24)
     ),
     "gpt2-no-scale": Case(hf.GPT2LMHeadModel, gpt2(scale_attn_weights=False, activation_function="gelu")),
+    "gpt2-labels": Case(hf.GPT2ForSequenceClassification, gpt2(**LABELS)),
     "gpt2-bare": Case(hf.GPT2Model, gpt2()),
     "llama": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA), drops=True),
     "llama-tied-biased": Case(
@@ -130,10 +138,15 @@ CASES = {
         drops=True,
     ),
     "llama-gelu": Case(hf.LlamaForCausalLM, of(hf.LlamaConfig, LLAMA, hidden_act="gelu_pytorch_tanh"), drops=True),
+    "llama-labels": Case(hf.LlamaForSequenceClassification, of(hf.LlamaConfig, LLAMA | LABELS), drops=True),
     "llama-bare": Case(hf.LlamaModel, of(hf.LlamaConfig, LLAMA), drops=True),
     "mistral-window": Case(hf.MistralForCausalLM, of(hf.MistralConfig, LLAMA, sliding_window=5), drops=True),
+    "mistral-labels": Case(
+        hf.MistralForSequenceClassification, of(hf.MistralConfig, LLAMA | LABELS, sliding_window=5), drops=True
+    ),
     "mistral-no-window": Case(hf.MistralForCausalLM, of(hf.MistralConfig, LLAMA, sliding_window=None), drops=True),
     "qwen2": Case(hf.Qwen2ForCausalLM, of(hf.Qwen2Config, LLAMA), drops=True),
+    "qwen2-labels": Case(hf.Qwen2ForSequenceClassification, of(hf.Qwen2Config, LLAMA | LABELS), drops=True),
     "qwen2-windows": Case(
         hf.Qwen2ForCausalLM,
         of(
@@ -147,6 +160,9 @@ CASES = {
         drops=True,
     ),
     "qwen3": Case(hf.Qwen3ForCausalLM, of(hf.Qwen3Config, LLAMA, head_dim=12), drops=True),
+    "qwen3-labels": Case(
+        hf.Qwen3ForSequenceClassification, of(hf.Qwen3Config, LLAMA | LABELS, head_dim=12), drops=True
+    ),
     "qwen3-biased-windows": Case(
         hf.Qwen3ForCausalLM,
         of(
@@ -176,6 +192,7 @@ CASES = {
         ),
         drops=True,
     ),
+    "gemma2-labels": Case(hf.Gemma2ForSequenceClassification, of(hf.Gemma2Config, GEMMA2 | LABELS), drops=True),
     "gemma2-bare": Case(hf.Gemma2Model, of(hf.Gemma2Config, GEMMA2), drops=True),
     "gemma3": Case(hf.Gemma3ForCausalLM, of(hf.Gemma3TextConfig, GEMMA3), drops=True),
     "gemma3-capped-biased-untied": Case(
@@ -206,6 +223,9 @@ CASES = {
         ),
         drops=True,
     ),
+    "gemma3-labels": Case(
+        hf.Gemma3TextForSequenceClassification, of(hf.Gemma3TextConfig, GEMMA3 | LABELS), drops=True
+    ),
     "gemma3-bare": Case(hf.Gemma3TextModel, of(hf.Gemma3TextConfig, GEMMA3), drops=True),
     "olmo2": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2), drops=True),
     "olmo2-all-heads-biased-tied": Case(
@@ -214,6 +234,7 @@ CASES = {
         drops=True,
     ),
     "olmo2-yarn": Case(hf.Olmo2ForCausalLM, of(hf.Olmo2Config, OLMO2, rope_parameters=YARN), drops=True),
+    "olmo2-labels": Case(hf.Olmo2ForSequenceClassification, of(hf.Olmo2Config, OLMO2 | LABELS), drops=True),
     "olmo2-bare": Case(hf.Olmo2Model, of(hf.Olmo2Config, OLMO2), drops=True),
     "phi3": Case(hf.Phi3ForCausalLM, of(hf.Phi3Config, PHI3), drops=True),
     "phi3-part-of-heads": Case(hf.Phi3ForCausalLM, of(hf.Phi3Config, PHI3, rope_parameters=HALF), drops=True),
@@ -229,6 +250,7 @@ CASES = {
         ),
         drops=True,
     ),
+    "phi3-labels": Case(hf.Phi3ForSequenceClassification, of(hf.Phi3Config, PHI3 | LABELS), drops=True),
     "phi3-bare": Case(hf.Phi3Model, of(hf.Phi3Config, PHI3), drops=True),
     "gpt_neox": Case(hf.GPTNeoXForCausalLM, of(hf.GPTNeoXConfig, NEOX), drops=True),
     "gpt_neox-in-turn": Case(
@@ -247,6 +269,7 @@ CASES = {
         of(hf.GPTNeoXConfig, NEOX, rope_parameters={**YARN, "partial_rotary_factor": 0.25}),
         drops=True,
     ),
+    "gpt_neox-labels": Case(hf.GPTNeoXForSequenceClassification, of(hf.GPTNeoXConfig, NEOX | LABELS), drops=True),
     "gpt_neox-bare": Case(hf.GPTNeoXModel, of(hf.GPTNeoXConfig, NEOX), drops=True),
     "bert-masked": Case(hf.BertForMaskedLM, of(hf.BertConfig, BERT)),
     "bert-masked-untied-relu": Case(
@@ -262,8 +285,41 @@ CASES = {
     "roberta-masked-untied": Case(hf.RobertaForMaskedLM, of(hf.RobertaConfig, BERT, tie_word_embeddings=False)),
     "roberta-labels": Case(hf.RobertaForSequenceClassification, of(hf.RobertaConfig, BERT)),
     "roberta-bare": Case(hf.RobertaModel, of(hf.RobertaConfig, BERT)),
+    "xlm-roberta-masked": Case(hf.XLMRobertaForMaskedLM, of(hf.XLMRobertaConfig, BERT, type_vocab_size=1)),
+    "xlm-roberta-labels": Case(
+        hf.XLMRobertaForSequenceClassification, of(hf.XLMRobertaConfig, BERT | LABELS, pad_token_id=1)
+    ),
+    "xlm-roberta-bare": Case(hf.XLMRobertaModel, of(hf.XLMRobertaConfig, BERT)),
     "distilbert-masked": Case(hf.DistilBertForMaskedLM, of(hf.DistilBertConfig, DISTIL)),
+    "distilbert-labels": Case(hf.DistilBertForSequenceClassification, of(hf.DistilBertConfig, DISTIL | LABELS)),
     "distilbert-bare": Case(hf.DistilBertModel, of(hf.DistilBertConfig, DISTIL, activation="relu")),
+    "modernbert-masked": Case(hf.ModernBertForMaskedLM, of(hf.ModernBertConfig, MODERNBERT), drops=True),
+    "modernbert-masked-biased-untied": Case(
+        hf.ModernBertForMaskedLM,
+        of(
+            hf.ModernBertConfig,
+            MODERNBERT,
+            attention_bias=True,
+            mlp_bias=True,
+            norm_bias=True,
+            classifier_bias=True,
+            decoder_bias=False,
+            tie_word_embeddings=False,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention"],
+            hidden_activation="silu",
+            classifier_activation="silu",
+        ),
+        drops=True,
+    ),
+    "modernbert-bare": Case(hf.ModernBertModel, of(hf.ModernBertConfig, MODERNBERT, num_hidden_layers=7), drops=True),
+    "modernbert-labels": Case(
+        hf.ModernBertForSequenceClassification, of(hf.ModernBertConfig, MODERNBERT | LABELS), drops=True
+    ),
+    "modernbert-labels-mean": Case(
+        hf.ModernBertForSequenceClassification,
+        of(hf.ModernBertConfig, MODERNBERT | LABELS, classifier_pooling="mean", classifier_bias=True),
+        drops=True,
+    ),
     "t5": Case(hf.T5ForConditionalGeneration, of(hf.T5Config, T5), drops=True),
     "t5-1.1": Case(
         hf.T5ForConditionalGeneration,
@@ -292,8 +348,28 @@ CASES = {
 
 
 # One of each family first.
-FAMILIES = ["gpt2", "llama", "mistral-window", "qwen2", "qwen3", "bert-masked", "roberta-masked"]
-FAMILIES += ["distilbert-masked", "t5", "marian", "bart", "gpt_neox", "olmo2", "gemma2", "gemma3", "phi3"]
+FAMILIES = [
+    "gpt2",
+    "llama",
+    "mistral-window",
+    "qwen2",
+    "qwen3",
+    "bert-masked",
+    "roberta-masked",
+    "xlm-roberta-masked",
+]
+FAMILIES += [
+    "distilbert-masked",
+    "modernbert-masked",
+    "t5",
+    "marian",
+    "bart",
+    "gpt_neox",
+    "olmo2",
+    "gemma2",
+    "gemma3",
+    "phi3",
+]
 EACH_FAMILY = first_of([*FAMILIES, *(name for name in CASES if name not in FAMILIES)], len(FAMILIES))
 
 

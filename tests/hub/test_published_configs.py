@@ -33,6 +33,8 @@ GPT2, T5, MARIAN, LLAMA = (CONFIGS[name] for name in ("gpt2", "t5-small", "opus-
         ("gemma-2-2b", "", 2_614_341_888),
         ("gemma-3-1b-pt", "", 999_885_952),
         ("phi-4", "lm_head.weight", 14_659_507_200),
+        ("xlm-roberta-base", "lm_head.decoder.bias", 278_295_186),
+        ("ModernBERT-base", "decoder.bias", 149_655_232),
     ],
 )
 def test_published_configs_give_models_of_the_published_size(name: str, held: str, parameters: int) -> None:
@@ -49,8 +51,10 @@ def test_published_configs_give_models_of_the_published_size(name: str, held: st
         ("pythia-70m", "embed_out.weight", (1024, 24, 16, 4096), 405_334_016),
         ("pythia-70m", "embed_out.weight", (2048, 16, 8, 8192), 1_011_781_632),
         ("OLMo-2-0425-1B", "lm_head.weight", (4096, 32, 32, 11_008), 7_298_617_344),
+        ("xlm-roberta-base", "lm_head.decoder.bias", (1024, 24, 16, 4096), 560_142_482),
+        ("ModernBERT-base", "decoder.bias", (1024, 28, 16, 2624), 395_881_664),
     ],
-    ids=["pythia-160m", "pythia-410m", "pythia-1b", "OLMo-2-7B"],
+    ids=["pythia-160m", "pythia-410m", "pythia-1b", "OLMo-2-7B", "xlm-roberta-large", "ModernBERT-large"],
 )
 def test_other_sizes_of_a_family(name: str, held: str, sizes: tuple[int, ...], parameters: int) -> None:
     keys = ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size")

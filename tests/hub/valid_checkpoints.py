@@ -46,6 +46,20 @@ GEMMA3: Table = {
     "windows": (4, 0),
 }
 PHI3: Table = {"position": {"kind": "rotary", "fraction": 0.5}}
+MODERNBERT: Table = {
+    "position": {"kind": "rotary", "theta": 1e5, "local_theta": 1e4},
+    "norm": {"kind": "layer", "bias": False},
+    "norm_placement": "pre",
+    "first_norm": False,
+    "final_norm": True,
+    "feedforward": "geglu",
+    "windows": (0, 4),
+    "n_segments": 0,
+    "qkv_bias": False,
+    "out_bias": False,
+    "ffn_bias": False,
+    "head": {"kind": "masked_token", "transform_bias": False},
+}
 SPECS = {
     "gpt2": gh.preset("gpt2", **SMALL),
     "own": gh.preset("gpt2", **SMALL, position="alibi"),
@@ -60,6 +74,12 @@ SPECS = {
     "bert": gh.preset("tiny-encoder", **SMALL),
     "bert-bare": gh.preset("tiny-encoder", **SMALL, head="none"),
     "bert-labels": gh.preset("tiny-encoder", **SMALL, head={"kind": "sequence_classification", "n_labels": 3}),
+    "modernbert": gh.preset("tiny-encoder", **SMALL, **MODERNBERT),
+    "llama-labels": gh.preset(
+        "llama-small",
+        **LLAMA,
+        head={"kind": "sequence_classification", "n_labels": 3, "pooling": "last", "dense": False, "bias": False},
+    ),
     "t5": gh.preset("t5-small", **SMALL, d_ff=24),
     "bart": gh.preset("tiny-seq2seq", **SMALL, **BART),
 }

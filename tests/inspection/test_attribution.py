@@ -116,7 +116,7 @@ def frozen_norm(norm: nn.Module, x: Tensor) -> Tensor:
 def add_sublayer(residual: Any, x: Tensor, added: Tensor) -> Tensor:  # noqa: ANN401 - any order of norms
     """Add the output of a sublayer to the residual stream, by its norm placement."""
     match type(residual).__name__:
-        case "PreNorm" | "ParallelNorm":
+        case "PreNorm" | "NoNorm" | "ParallelNorm":
             return x + added
         case "PostNorm":
             return frozen_norm(residual.norm, x + added)

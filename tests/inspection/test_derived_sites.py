@@ -16,7 +16,7 @@ from glasshouse.inspection.sites import parts_of, sublayer_of
 from glasshouse.layers import lora
 from glasshouse.layers.attention import merge_heads
 from glasshouse.layers.feedforward import GatedFeedForward
-from glasshouse.layers.residual import OutputNorm, ParallelNorm, PostNorm
+from glasshouse.layers.residual import NoNorm, OutputNorm, ParallelNorm, PostNorm
 from glasshouse.models import Seq2Seq
 
 many = settings(max_examples=up_to(40), deadline=None, suppress_health_check=list(HealthCheck))
@@ -47,7 +47,8 @@ def test_derived_sites_by_their_definition(s: spec.Spec) -> None:
                 else:
                     normed = block_input if isinstance(residual, ParallelNorm) else stream
                     assert_close(seen[f"{prefix}{norm}_norm.{number}"], residual.norm(normed))
-                assert_close(seen[f"{prefix}{norm}_norm_scale.{number}"], scale_of(s, normed))
+                if not isinstance(residual, NoNorm):
+                    assert_close(seen[f"{prefix}{norm}_norm_scale.{number}"], scale_of(s, normed))
                 if part == "feedforward":
                     check_neurons(layer, {name: seen[f"{prefix}{name}.{number}"] for name in neurons(layer)})
                 else:

@@ -244,9 +244,9 @@ def test_a_resized_model_is_saved_and_trains(tmp_path: Path) -> None:
 @every_head
 def test_a_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head).train()
-    if kind != "encoder":
+    if kind == "seq2seq":
         with pytest.raises(
-            InputError, match=f"the model is a {kind}, but a classifier needs an encoder; start from one"
+            InputError, match="the model is a seq2seq, but a classifier needs an encoder or a decoder"
         ):
             with_classifier(model, 5)
         return
@@ -260,12 +260,17 @@ def test_a_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> Non
         assert weight.data_ptr() != kept[name].data_ptr()
     assert labelled.tokenizer_fingerprint == model.tokenizer_fingerprint
     assert labelled.training
-    pooling = "mean" if head["kind"] == "pooled" else "first"
+    pooling = "mean" if head["kind"] == "pooled" else "last" if kind == "decoder" else "first"
     assert (labelled.spec.head.kind, labelled.spec.head.pooling) == ("sequence_classification", pooling)
     # Normal with deviation 0.02, biases at 0; drawn anew, and the same from the same seed.
     assert labelled.head.classifier.weight.shape == (5, 64)
     assert 0.015 < labelled.head.classifier.weight.std() < 0.025
-    assert not labelled.head.classifier.bias.any()
+    bias = labelled.head.classifier.bias
+    if kind == "decoder" and pooling == "last":  # one linear layer without a bias, as transformers has it
+        assert bias is None
+        assert sum(weight.numel() for weight in labelled.head.parameters()) == 5 * 64
+    else:
+        assert not bias.any()
     again = with_classifier(model, 5)
     assert not torch.equal(again.head.classifier.weight, labelled.head.classifier.weight)
     torch.manual_seed(7)
@@ -277,7 +282,7 @@ def test_a_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> Non
 def test_a_token_classifier_keeps_the_trunk(kind: str, head: dict[str, object]) -> None:
     model = make(kind, head=head)
     if kind != "encoder":
-        with pytest.raises(InputError, match="a classifier needs an encoder"):
+        with pytest.raises(InputError, match="classifier needs an encoder"):
             with_classifier(model, 5, per_token=True)
         return
     tagging = with_classifier(model, 5, per_token=True)

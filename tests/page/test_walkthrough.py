@@ -391,6 +391,17 @@ def test_a_layer_with_a_window_has_its_own_angles(layer: int, theta: float) -> N
     close(torch.view_as_real(before * torch.exp(1j * angles)), torch.view_as_real(after))
 
 
+def test_without_a_first_norm_attention_reads_the_stream_itself() -> None:
+    model = make(norm_placement="pre", first_norm=False, n_layers=2)
+    first, second = (
+        next(card for card in answer(model, layer=layer)["cards"] if card["node"] == "attention.norm")
+        for layer in (0, 1)
+    )
+    assert (first["title"], first["formula"]) == ("no norm", "y = x")
+    close(unpacked(first["y"]), unpacked(first["x"]))
+    assert second["how"] == "rms"
+
+
 def test_the_angles_of_a_partial_rotation_are_those_of_its_width() -> None:
     model = make(position={"kind": "rotary", "theta": 100.0, "fraction": 0.5}, n_layers=1)
     (card,) = (card for card in answer(model, position=3)["cards"] if card["kind"] == "rotate")

@@ -88,6 +88,19 @@ import glasshouse as gh
             {"head": {"kind": "sequence_classification", "n_labels": 2}},
             "head.pooling is 'first', but it must be last or mean: a decoder's first token attends to no other.",
         ),
+        (
+            {"first_norm": False, "norm_placement": "post"},
+            "first_norm is False, but it must be true unless norm_placement is 'pre', where the first block has a "
+            "norm to leave out.",
+        ),
+        (
+            {"head": {"kind": "masked_token", "transform": False, "transform_bias": False}},
+            "masked_token.transform_bias is False, but it must be true without transform.",
+        ),
+        (
+            {"head": {"kind": "sequence_classification", "n_labels": 2, "dense": False, "dense_kind": "relu"}},
+            "sequence_classification.dense_kind is 'relu', but it must be 'tanh' unless dense is true.",
+        ),
         ({"kind": "encoder"}, "kind is 'encoder', but a preset's kind is fixed; choose another preset."),
     ],
 )

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from glasshouse.data.dataset_reader import DatasetReader
 from glasshouse.errors import GlasshouseError, InputError
+from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 from glasshouse.text.corpus_encoder import CorpusEncoder, Ends
 from glasshouse.text.sources import Chunk, Record
@@ -29,6 +30,28 @@ def end_id(tokenizer: Tokenizer) -> int | None:
     """Return the id that ends a text: eos, else sep."""
     last = tokenizer.special_id("eos")
     return tokenizer.special_id("sep") if last is None else last
+
+
+def classifier_ends(s: Spec, tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
+    """Return the ids before and after a text that a model classifies.
+
+    They are a start and an end token. A decoder that reads the last token gets the text as the tokenizer encodes it,
+    with no other tokens, as transformers gives it.
+
+    >>> import glasshouse as gh
+    >>> tok = Tokenizer.train(texts=["to be"], vocab_size=263)
+    >>> head = {"kind": "sequence_classification", "n_labels": 2}
+    >>> classifier_ends(gh.preset("tiny-encoder", head=head), tok) == ([tok.special_id("eos")],) * 2
+    True
+    >>> classifier_ends(gh.preset("tiny-decoder", head={**head, "pooling": "last"}), tok)
+    ([], [])
+    """
+    if s.kind == "decoder" and getattr(s.head, "pooling", None) == "last":
+        return tokenizer.prefix_suffix_ids
+    start, end = start_id(tokenizer), end_id(tokenizer)
+    if end is None:
+        raise InputError("the tokenizer has no end token (eos or sep), which ends a text; choose one that has.")
+    return [end if start is None else start], [end]
 
 
 def make_encoder(

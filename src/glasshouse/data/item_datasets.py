@@ -176,17 +176,44 @@ class ContrastiveDataset(_BucketedDataset):
 
 
 class ClassificationDataset(_BucketedDataset):
-    """Sequence classification: texts between a start and an end token, and label ids; long texts are truncated."""
+    """Sequence classification: texts and label ids; long texts are truncated.
+
+    A text stands between a start and an end token, or between `ends`, the ids before it and those after it.
+    """
 
     kind = "labelled"
     min_len = 2
 
+    def __init__(
+        self,
+        corpus: Corpus,
+        batch_size: int,
+        *,
+        max_len: int,
+        seed: int = 0,
+        ends: tuple[list[int], list[int]] | None = None,
+    ) -> None:
+        self._given = ends
+        super().__init__(corpus, batch_size, max_len=max_len, seed=seed)
+
+    @cached_property
+    def ends(self) -> tuple[list[int], list[int]]:
+        """The ids before a text and those after it."""
+        return self._given or ([self.start], [self.end])
+
     def _lengths(self, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.minimum(lengths[:, :1] + 2, self.max_len)
+        added = sum(map(len, self.ends))
+        if added == 0 and not lengths[:, 0].all():
+            item = int((lengths[:, 0] == 0).nonzero()[0][0])
+            raise InputError(
+                f"item {item} of {self.corpus.source_name(item)} is an empty text, which has no tokens; remove it."
+            )
+        return np.minimum(lengths[:, :1] + added, self.max_len)
 
     def _batch(self, items: list[int]) -> Batch:
-        texts = self.corpus.gather(items, 0, max_len=self.max_len - 2)
-        ids, lengths = self._pad(*texts, before=[self.start], after=[self.end])
+        before, after = self.ends
+        texts = self.corpus.gather(items, 0, max_len=self.max_len - len(before) - len(after))
+        ids, lengths = self._pad(*texts, before=before, after=after)
         targets = torch.from_numpy(self.corpus.gather(items, 1)[0])
         return Batch(ids, targets, torch.ones_like(targets, dtype=torch.bool), lengths=lengths)
 

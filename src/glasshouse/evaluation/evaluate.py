@@ -101,7 +101,7 @@ def evaluate(
             progress=progress,
         ) as corpus:
             objective = find_objective(model.spec, corpus, objective)
-            samples = objective.make_dataset(corpus, batch_size=1, seq_len=seq_len, start_id=model.spec.start_id)
+            samples = objective.dataset_for(model.spec, corpus, batch_size=1, seq_len=seq_len)
             count = len(samples) if limit is None else min(limit, len(samples))
             n_generate = count if generate is None else min(generate, count)
             if n_generate and objective.compares_answers:

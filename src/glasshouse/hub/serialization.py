@@ -16,13 +16,14 @@ from glasshouse import device as machine
 from glasshouse.errors import ConfigError, InputError, StoreError
 from glasshouse.hub.families import config_reader
 from glasshouse.hub.families.bart import BART, MARIAN
-from glasshouse.hub.families.bert import BERT, DISTILBERT, ROBERTA
+from glasshouse.hub.families.bert import BERT, DISTILBERT, ROBERTA, XLM_ROBERTA
 from glasshouse.hub.families.family import Family, TensorMapping, differing_fields, join, special_ids, tensor_mapping
 from glasshouse.hub.families.gemma2 import GEMMA2
 from glasshouse.hub.families.gemma3 import GEMMA3
 from glasshouse.hub.families.gpt2 import GPT2
 from glasshouse.hub.families.gpt_neox import GPT_NEOX
 from glasshouse.hub.families.llama import LLAMA, MISTRAL, QWEN2, QWEN3
+from glasshouse.hub.families.modernbert import MODERNBERT
 from glasshouse.hub.families.olmo2 import OLMO2
 from glasshouse.hub.families.phi3 import PHI3
 from glasshouse.hub.families.t5 import T5
@@ -50,7 +51,7 @@ FAMILIES = {
     family.model_type: family
     for family in (
         *(GPT2, GPT_NEOX, LLAMA, MISTRAL, GEMMA2, GEMMA3, OLMO2, PHI3, QWEN2, QWEN3),
-        *(BERT, ROBERTA, DISTILBERT, T5, BART, MARIAN),
+        *(BERT, ROBERTA, XLM_ROBERTA, DISTILBERT, MODERNBERT, T5, BART, MARIAN),
     )
 }
 ReadWeight = Callable[[str], Tensor]  # a weight by its name

@@ -206,6 +206,11 @@ def norm_statistics(norm: nn.Module, x: Tensor) -> dict[str, object]:
 
 
 @norm_statistics.register
+def _(norm: nn.Identity, x: Tensor) -> dict[str, object]:
+    return {"title": "no norm", "formula": "y = x"}
+
+
+@norm_statistics.register
 def _(norm: LayerNorm, x: Tensor) -> dict[str, object]:
     x = x.to(torch.promote_types(x.dtype, torch.float32))
     measured = {"mean": float(x.mean()), "variance": float(x.var(correction=0))}

@@ -16,7 +16,7 @@ class Block(nn.Module):
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
-        self.attention = make_residual(s, make_attention(s, index))
+        self.attention = make_residual(s, make_attention(s, index), first=index == 0)
         self.feedforward = make_residual(s, make_feedforward(s))
 
     def forward(self, x: Tensor, ctx: Context) -> Tensor:
@@ -41,7 +41,7 @@ class CrossBlock(nn.Module):
 
     def __init__(self, s: spec.TransformerSpec, index: int) -> None:
         super().__init__()
-        self.attention = make_residual(s, make_attention(s, index))
+        self.attention = make_residual(s, make_attention(s, index), first=index == 0)
         self.cross = make_residual(s, CrossAttention(s, index))
         self.feedforward = make_residual(s, make_feedforward(s))
 

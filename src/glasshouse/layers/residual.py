@@ -25,6 +25,14 @@ class PreNorm(nn.Module):
         return x + self.drop(self.layer(self.norm(x), ctx))
 
 
+class NoNorm(PreNorm):
+    """Pre-norm without the norm: the layer reads the residual stream itself."""
+
+    def __init__(self, s: spec.TransformerSpec, layer: nn.Module) -> None:
+        super().__init__(s, layer)
+        self.norm = nn.Identity()
+
+
 class PostNorm(nn.Module):
     """Post-norm, as in the original transformer: norm after the sum."""
 
@@ -79,8 +87,10 @@ class ParallelNorm(PreNorm):
 Residual = PreNorm | PostNorm | SandwichNorm | OutputNorm
 
 
-def make_residual(s: spec.TransformerSpec, layer: nn.Module) -> Residual:
-    """Wrap a sublayer in the residual connection of the spec's norm_placement."""
+def make_residual(s: spec.TransformerSpec, layer: nn.Module, *, first: bool = False) -> Residual:
+    """Wrap a sublayer, the `first` one of a stack or another, in the residual connection of the spec."""
+    if first and not s.first_norm:
+        return NoNorm(s, layer)
     match s.norm_placement:
         case "pre" | "parallel":  # of which `ParallelBlock` changes the second
             return PreNorm(s, layer)

@@ -153,11 +153,11 @@ def mean_of_tokens(x: Tensor, real: Tensor) -> Tensor:
 class Classifier(nn.Module):
     """Classification head: logits over labels, per token or per pooled sequence."""
 
-    def __init__(self, pool: nn.Module, d_model: int, n_labels: int, dropout: float) -> None:
+    def __init__(self, pool: nn.Module, d_model: int, n_labels: int, dropout: float, bias: bool = True) -> None:
         super().__init__()
         self.pool = pool
         self.drop = nn.Dropout(dropout)
-        self.classifier = Linear(d_model, n_labels)
+        self.classifier = Linear(d_model, n_labels, bias=bias)
 
     def forward(self, x: Tensor, layout: Layout, table: Tensor) -> Tensor:
         """Map hidden states x [B, S, D] to logits [B, n_labels], or [B, S, n_labels] without pooling."""
@@ -167,24 +167,29 @@ class Classifier(nn.Module):
 def make_head(s: spec.Spec) -> nn.Module:
     """Build the head of a spec."""
 
-    def dense(with_dense: bool) -> nn.Module:
-        return nn.Sequential(Linear(s.d_model, s.d_model), nn.Tanh()) if with_dense else nn.Identity()
+    def dense(kind: spec.DenseKind, bias: bool = True) -> nn.Module:
+        linear = Linear(s.d_model, s.d_model, bias=bias)
+        match kind:
+            case "tanh":
+                return nn.Sequential(linear, nn.Tanh())
+            case "relu":
+                return nn.Sequential(linear, nn.ReLU())
+            case "transform":
+                return nn.Sequential(linear, make_activation(s.feedforward), make_norm(s.norm, s.d_model))
 
     match s.head:
         case spec.NoHead():
             return NoHead()
         case spec.Pooled(pooling=pooling, dense=with_dense):
-            return Pooler(pooling, dense(with_dense))
+            return Pooler(pooling, dense("tanh") if with_dense else nn.Identity())
         case spec.NextToken(tied, bias, n_draft_heads):
             return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias, n_draft_heads)
-        case spec.MaskedToken(tied, bias, True):
-            activation, norm = make_activation(s.feedforward), make_norm(s.norm, s.d_model)
-            transform = nn.Sequential(Linear(s.d_model, s.d_model), activation, norm)
+        case spec.MaskedToken(tied, bias, with_transform, transform_bias):
+            transform = dense("transform", transform_bias) if with_transform else nn.Identity()
             return (LMHead if tied else UntiedLMHead)(s, transform, bias)
-        case spec.MaskedToken(tied, bias):
-            return (LMHead if tied else UntiedLMHead)(s, nn.Identity(), bias)
-        case spec.SequenceClassification(n_labels, pooling, with_dense):
-            return Classifier(Pooler(pooling, dense(with_dense)), s.d_model, n_labels, s.dropout)
+        case spec.SequenceClassification(n_labels, pooling, with_dense, _, bias, kind, dense_bias):
+            pool = Pooler(pooling, dense(kind, dense_bias) if with_dense else nn.Identity())
+            return Classifier(pool, s.d_model, n_labels, s.dropout, bias)
         case spec.TokenClassification(n_labels):
             return Classifier(NoHead(), s.d_model, n_labels, s.dropout)
         case _:

@@ -22,7 +22,7 @@ from glasshouse.models.weights import assign_weights, init_weights
 from glasshouse.text import Tokenizer
 from glasshouse.text.chat.tokens import chat_token_ids
 
-M = TypeVar("M", Encoder, Decoder)
+M = TypeVar("M", Encoder, Decoder, Encoder | Decoder)
 
 
 @torch.no_grad()
@@ -79,10 +79,12 @@ def new_tokens(old: Tokenizer, new: Tokenizer) -> list[int]:
 
 
 @torch.no_grad()
-def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> Encoder:
-    """Return a copy of an encoder with a new classification head, initialized with torch's random generator.
+def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> Encoder | Decoder:
+    """Return a copy of a model with a new classification head, initialized with torch's random generator.
 
-    If the old head pools, the new one pools in the same way; with `per_token` it classifies each token instead.
+    If the old head pools, the new one pools in the same way. Otherwise it is the one that transformers has: that of
+    an encoder reads the first token, that of a decoder the last one, through a single linear layer. With `per_token`
+    an encoder classifies each token instead.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-encoder"))
@@ -91,18 +93,38 @@ def with_classifier(model: Model, n_labels: int, *, per_token: bool = False) -> 
     >>> with_classifier(model, 3, per_token=True)(torch.tensor([[1, 2], [3, 4]])).shape
     torch.Size([2, 2, 3])
     """
-    if not isinstance(model, Encoder):
-        raise InputError(f"the model is a {model.spec.kind}, but a classifier needs an encoder; start from one.")
+    if not isinstance(model, Encoder | Decoder):
+        raise InputError(
+            f"the model is a {model.spec.kind}, but a classifier needs an encoder or a decoder; start from one."
+        )
     head: spec.SequenceClassification | spec.TokenClassification
-    match model.spec.head:
+    match model.spec.kind, model.spec.head:
+        case "decoder", _ if per_token:
+            raise InputError(
+                "the model is a decoder, whose tokens see none of those after them, but a token classifier needs an "
+                "encoder; start from one."
+            )
         case _ if per_token:
             head = spec.TokenClassification(n_labels)
-        case spec.Pooled(pooling, dense, _) | spec.SequenceClassification(_, pooling, dense):
+        case _, spec.SequenceClassification() as old:
+            head = replace(old, n_labels=n_labels, labels=())
+        case _, spec.Pooled(pooling, dense):
             head = spec.SequenceClassification(n_labels, pooling, dense)
         case _:
-            head = spec.SequenceClassification(n_labels)
+            head = _new_classifier(model.spec, n_labels)
     kept = {name: weight for name, weight in checked_weights(model).items() if not name.startswith("head.")}
     return _with_head(model, head, kept)
+
+
+def _new_classifier(s: spec.DecoderSpec | spec.EncoderSpec, n_labels: int) -> spec.SequenceClassification:
+    """Return the classification head that transformers has for such a model, so that it can be exported."""
+    if isinstance(s, spec.DecoderSpec):
+        return spec.SequenceClassification(n_labels, "last", dense=False, bias=False)
+    if not s.first_norm:  # ModernBERT
+        return spec.SequenceClassification(n_labels, dense_kind="transform", dense_bias=False)
+    if s.position == spec.Learned() and s.n_segments == 0:  # DistilBERT
+        return spec.SequenceClassification(n_labels, dense_kind="relu")
+    return spec.SequenceClassification(n_labels)
 
 
 @torch.no_grad()

@@ -13,6 +13,7 @@ from torch import Tensor
 from glasshouse import spec
 from glasshouse.config import JsonDict, did_you_mean
 from glasshouse.data import Batch, ClassificationDataset, Corpus, TokenClassificationDataset
+from glasshouse.data.encoding import classifier_ends
 from glasshouse.errors import InputError
 from glasshouse.models import Model, with_classifier
 from glasshouse.objectives.metrics import SHOWN, Example, MetricSums, Report, f1
@@ -71,8 +72,15 @@ class SequenceClassification(_Classification[ClassificationDataset]):
     def make_dataset(
         self, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0, start_id: int | None = None
     ) -> ClassificationDataset:
-        """Return texts, truncated to `seq_len` ids."""
+        """Return texts between a start and an end token, truncated to `seq_len` ids."""
         return ClassificationDataset(corpus, batch_size, max_len=seq_len, seed=seed)
+
+    def dataset_for(
+        self, s: spec.Spec, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0
+    ) -> ClassificationDataset:
+        """Return texts as `gh.classify` gives them to the model, truncated to `seq_len` ids."""
+        ends = classifier_ends(s, corpus.tokenizer)
+        return ClassificationDataset(corpus, batch_size, max_len=seq_len, seed=seed, ends=ends)
 
     def evaluate(self, evaluation: Evaluation, samples: ClassificationDataset) -> Report:
         """Evaluate loss, accuracy and F1 of the labels."""

@@ -19,6 +19,7 @@ from glasshouse.objectives.loss.cross_entropy import cross_entropy, reference_pr
 from glasshouse.objectives.metrics import MetricSums, Report
 from glasshouse.objectives.objective import Evaluation, Objective
 from glasshouse.objectives.registry import find_objective
+from glasshouse.spec import Spec
 from glasshouse.text import Tokenizer
 
 UNPREPARED = "distillation has no teacher and no samples yet; call prepare with the student first."
@@ -112,6 +113,9 @@ class _Distilling(Objective[Dataset]):
         self, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0, start_id: int | None = None
     ) -> Dataset:
         return self.own.make_dataset(corpus, batch_size=batch_size, seq_len=seq_len, seed=seed, start_id=start_id)
+
+    def dataset_for(self, s: Spec, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0) -> Dataset:
+        return self.own.dataset_for(s, corpus, batch_size=batch_size, seq_len=seq_len, seed=seed)
 
     def samples_for_tokens(self, corpus: Corpus, tokens: int, seq_len: int) -> int:
         return self.own.samples_for_tokens(corpus, tokens, seq_len)

@@ -91,6 +91,10 @@ class Objective(registry.Kind, ABC, Generic[D]):
     ) -> D:
         """Return the samples of a corpus; `start_id` is the one of the model."""
 
+    def dataset_for(self, s: Spec, corpus: Corpus, *, batch_size: int, seq_len: int, seed: int = 0) -> D:
+        """Return the samples of a corpus as a model reads them."""
+        return self.make_dataset(corpus, batch_size=batch_size, seq_len=seq_len, seed=seed, start_id=s.start_id)
+
     @abstractmethod
     def samples_for_tokens(self, corpus: Corpus, tokens: int, seq_len: int) -> int:
         """Return how many samples have about `tokens` tokens in total; at most as many as there are."""

@@ -149,4 +149,4 @@ def make_dataset(s: Spec, corpus: Corpus, *, batch_size: int, seq_len: int, seed
     MaskedLMDataset
     """
     objective = find_objective(s, corpus)
-    return objective.make_dataset(corpus, batch_size=batch_size, seq_len=seq_len, seed=seed, start_id=s.start_id)
+    return objective.dataset_for(s, corpus, batch_size=batch_size, seq_len=seq_len, seed=seed)

@@ -4,6 +4,7 @@ from glasshouse.spec.attention import Attention, SoftmaxAttention
 from glasshouse.spec.catalog import parse, preset, presets
 from glasshouse.spec.feedforward import FeedForward, GeGLU, Gelu, Relu, ReluSquared, Silu, SwiGLU
 from glasshouse.spec.head import (
+    DenseKind,
     Head,
     MaskedToken,
     NextToken,
@@ -35,6 +36,7 @@ __all__ = [
     "Alibi",
     "Attention",
     "DecoderSpec",
+    "DenseKind",
     "DepthScaled",
     "EncoderSpec",
     "FanIn",

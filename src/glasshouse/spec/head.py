@@ -52,20 +52,35 @@ class MaskedToken(Settings):
     tied: bool = True  # the unembedding is the token embedding
     bias: bool = True  # a bias on the logits
     transform: bool = True  # a linear layer, activation and norm before the logits, as in BERT
+    transform_bias: bool = field(default=True, metadata={"omit_default": True})  # a bias on that linear layer
+
+    def check(self) -> None:
+        require(self.transform or self.transform_bias, "masked_token.transform_bias", False, "true without transform")
+
+
+DenseKind = Literal["tanh", "relu", "transform"]
 
 
 @dataclass(frozen=True)
 class SequenceClassification(Settings):
-    """Logits over labels per sequence; `dense` adds BERT's linear layer and tanh before them."""
+    """Logits over labels per sequence; `dense` adds BERT's linear layer and tanh before them, or another's."""
 
     kind: ClassVar[str] = "sequence_classification"
     n_labels: int  # number of classes; in a run it comes from the data
     pooling: Pooling = "first"  # the token whose hidden state is taken, or their mean
     dense: bool = True  # a linear layer and tanh before the logits, as in BERT
     labels: tuple[str, ...] = ()  # names of the classes, if any; in a run they come from the data
+    bias: bool = field(default=True, metadata={"omit_default": True})  # a bias on the logits
+    # what follows the linear layer of `dense`: a tanh as in BERT, a ReLU as in DistilBERT, or, as in ModernBERT and
+    # before the logits of masked tokens, the model's activation and norm
+    dense_kind: DenseKind = field(default="tanh", metadata={"omit_default": True})
+    dense_bias: bool = field(default=True, metadata={"omit_default": True})  # a bias on the linear layer of `dense`
 
     def check(self) -> None:
         require_labels(self)
+        for name, value, default in (("kind", self.dense_kind, "tanh"), ("bias", self.dense_bias, True)):
+            rule = f"{default!r} unless dense is true"
+            require(self.dense or value == default, f"sequence_classification.dense_{name}", value, rule)
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,8 @@ class TransformerSpec(Settings):
     # alone; "parallel" is "pre" where attention and feed-forward both read the block's input
     norm_placement: NormPlacement = "pre"
     final_norm: bool = True  # a norm after the last block
+    # a norm before the attention of the first block; ModernBERT has none, as the embeddings are normalised
+    first_norm: bool = field(default=True, metadata={"omit_default": True})
     feedforward: FeedForward = Gelu()  # kind of feed-forward layer
 
     embed_norm: bool = False  # a norm after the embeddings
@@ -92,6 +94,8 @@ class TransformerSpec(Settings):
         for name in ("attention_scale", "attention_softcap", "logit_softcap"):
             value = getattr(self, name)
             require(value is None or (value > 0 and math.isfinite(value)), name, value, "above 0")
+        rule = "true unless norm_placement is 'pre', where the first block has a norm to leave out"
+        require(self.first_norm or self.norm_placement == "pre", "first_norm", self.first_norm, rule)
         over = self.qk_norm_over
         require(self.qk_norm or over == "head", "qk_norm_over", over, "'head' unless qk_norm is true")
         valid = len(self.windows) > 0 and min(self.windows) >= 0

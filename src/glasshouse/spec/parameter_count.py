@@ -41,7 +41,8 @@ def _stack(s: TransformerSpec, n_layers: int, *, cross: bool = False) -> int:
     norms = (3 if cross else 2) * (2 if s.norm_placement == "sandwich" else 1)
     block = (2 if cross else 1) * _attention(s) + _feedforward(s) + norms * _norm(s, s.d_model)
     values = s.value_embeddings * (n_layers // 2) * _value_embedding(s)  # a loop would take minutes for absurd depths
-    return _positions(s) + n_layers * block + values + (s.embed_norm + s.final_norm) * _norm(s, s.d_model)
+    once = s.embed_norm + s.final_norm - (not s.first_norm)
+    return _positions(s) + n_layers * block + values + once * _norm(s, s.d_model)
 
 
 def _attention(s: TransformerSpec) -> int:
@@ -85,9 +86,12 @@ def _head(head: Head, s: TransformerSpec) -> int:
         case NextToken():
             return _unembedding(head, s) + head.n_draft_heads * dense
         case MaskedToken():
-            return _unembedding(head, s) + head.transform * (dense + _norm(s, s.d_model))
+            transform = dense - (not head.transform_bias) * s.d_model + _norm(s, s.d_model)
+            return _unembedding(head, s) + head.transform * transform
         case SequenceClassification():
-            return head.dense * dense + (s.d_model + 1) * head.n_labels
+            given = dense - (not head.dense_bias) * s.d_model
+            given += (head.dense_kind == "transform") * _norm(s, s.d_model)
+            return head.dense * given + (s.d_model + head.bias) * head.n_labels
         case TokenClassification():
             return (s.d_model + 1) * head.n_labels
         case _:

@@ -104,7 +104,7 @@ def test_nothing_changes_before_the_patched_position(s: spec.Spec, position: int
     known = [name for name, site in sites(model).items() if "position" in site.axes and "encoder" not in name]
     name = data.draw(st.sampled_from([name for name in known if "cross_k" not in name and "cross_v" not in name]))
     patched, plain = patch(model, here, there, f"{name}[position={position}]"), model(*here)
-    if "norm_scale" in name:  # whose norm is computed by its formula, not by torch's kernel
+    if "norm_scale" in name or "result" in name:  # where a norm or a sum over heads is computed by its formula
         assert_close(patched[:, :position], plain[:, :position])
     else:
         assert torch.equal(patched[:, :position], plain[:, :position])

@@ -1,6 +1,8 @@
-"""BERT, RoBERTa and DistilBERT: post-norm encoders with learned positions and an embedding norm."""
+"""BERT, RoBERTa, XLM-RoBERTa and DistilBERT: post-norm encoders with learned positions and an embedding norm."""
 
 from __future__ import annotations
+
+from dataclasses import replace
 
 from glasshouse.hub.families.config_reader import ConfigReader
 from glasshouse.hub.families.family import PLAIN, ConfigDict, Family, KeyMapping
@@ -154,6 +156,10 @@ ROBERTA = Family(
 )
 
 
+# The same with another vocabulary, and saved as RoBERTa, which comes first.
+XLM_ROBERTA = replace(ROBERTA, model_type="xlm-roberta", key_mappings=KEY_MAPPINGS, heads=heads("XLMRoberta"))
+
+
 def adjust_distilbert(keys: ConfigReader, table: ConfigDict) -> None:
     """Use one dropout for embeddings and sublayers."""
     table["embed_dropout"] = table["dropout"]
@@ -177,6 +183,7 @@ DISTILBERT = Family(
         "DistilBertForMaskedLM": MASKED_TOKEN,
         "DistilBertModel": {"kind": "none"},
         "DistilBertForTokenClassification": {"kind": "token_classification"},
+        "DistilBertForSequenceClassification": {**SEQUENCE_CLASSIFICATION, "dense_kind": "relu"},
     },
     names={
         "token_embedding.table": "distilbert.embeddings.word_embeddings",
@@ -194,6 +201,7 @@ DISTILBERT = Family(
         "head.transform.2": "vocab_layer_norm",
         "head.weight": "vocab_projector.weight",
         "head.bias": "vocab_projector.bias",
+        "head.pool.dense.0": "pre_classifier",
         "head.classifier": "classifier",
     },
     prefix="distilbert.",

@@ -40,6 +40,9 @@ GATED: ConfigDict = {
 }
 
 
+# The head of decoders that classify sequences: a linear layer on the vector of the last token.
+LAST_TOKEN: ConfigDict = {"kind": "sequence_classification", "pooling": "last", "dense": False, "bias": False}
+
 # A matrix of queries, keys and values: head by head, or all queries, then all keys and all values.
 Fusion = Literal["each head", "in turn"]
 

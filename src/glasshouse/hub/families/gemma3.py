@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from glasshouse.errors import StoreError
 from glasshouse.hub.families.config_reader import ConfigReader
-from glasshouse.hub.families.family import ConfigDict, minus_one
+from glasshouse.hub.families.family import LAST_TOKEN, ConfigDict, minus_one
 from glasshouse.hub.families.gemma2 import KEY_MAPPINGS, NORMS, TYPES, read_scale, repeated
 from glasshouse.hub.families.llama import BASE, NAMES, llama, read_rotary, windows_of, write_rotary
 from glasshouse.spec import Rotary, Spec
@@ -26,22 +28,26 @@ def adjust(keys: ConfigReader, table: ConfigDict) -> None:
     types = keys.get("layer_types") or [TYPES[(number + 1) % pattern == 0] for number in range(n_layers)]
     table["windows"] = repeated(windows_of(keys, types, keys.get_int("sliding_window", 4096), n_layers))
     keys.expect("use_bidirectional_attention", None, False)
-    _read_rotations(keys, table)
+    read_rotations(keys, table, {"rope_theta": THETA, "rope_local_base_freq": LOCAL_THETA})
 
 
-def _read_rotations(keys: ConfigReader, table: ConfigDict) -> None:
-    """Read the rotation of each type of layer: `rope_parameters` by type, or three keys of older configs."""
+def read_rotations(keys: ConfigReader, table: ConfigDict, thetas: Mapping[str, float]) -> None:
+    """Read the rotation of each type of layer: `rope_parameters` by type, or keys of older configs.
+
+    `thetas` are the keys and the defaults of the bases, that of layers with a window last.
+    """
+    (key, theta), (local_key, local_theta) = thetas.items()
     given = keys.get("rope_parameters") or {}
     local = given.get(LOCAL) if isinstance(given, dict) else None
     if given and not isinstance(local, dict):
         raise StoreError(
             f"{keys.source!r} has rope_parameters = {given!r}, but it must have one for each layer type."
         )
-    old = {name: keys.get(name) for name in ("rope_theta", "rope_scaling")}
+    old = {"rope_theta": keys.get(key), "rope_scaling": keys.get("rope_scaling")}
     read_rotary(
-        ConfigReader({**old, "rope_parameters": given.get(FULL)}, keys.source, keys.ignore), table, theta=THETA
+        ConfigReader({**old, "rope_parameters": given.get(FULL)}, keys.source, keys.ignore), table, theta=theta
     )
-    local_theta = keys.get_typed("rope_local_base_freq", LOCAL_THETA)
+    local_theta = keys.get_typed(local_key, local_theta)
     if local:
         rope = ConfigReader(local, keys.source, keys.ignore)
         rope.expect("rope_type", "default")
@@ -62,11 +68,16 @@ def extra(spec: Spec) -> ConfigDict:
         "layer_types": [TYPES[not window] for window in windows],
     }
     if isinstance(spec.position, Rotary):
-        full = write_rotary(spec)
-        local = {"rope_type": "default", "rope_theta": spec.position.local_theta or spec.position.theta}
-        result |= {**full, "rope_parameters": {FULL: full["rope_parameters"], LOCAL: local}}
-        result["rope_local_base_freq"] = local["rope_theta"]
+        result |= write_rotations(spec, spec.position, ("rope_theta", "rope_local_base_freq"))
     return result
+
+
+def write_rotations(spec: Spec, position: Rotary, keys: tuple[str, str]) -> ConfigDict:
+    """Return the rotation of each type of layer, with the bases also under the `keys` of older configs."""
+    full, local_theta = write_rotary(spec), position.local_theta or position.theta
+    local = {"rope_type": "default", "rope_theta": local_theta}
+    bases = dict(zip(keys, (full.pop("rope_theta"), local_theta), strict=True))
+    return {**full, "rope_parameters": {FULL: full["rope_parameters"], LOCAL: local}, **bases}
 
 
 ATTENTION = "stack.blocks.*.attention.layer"
@@ -83,7 +94,11 @@ GEMMA3 = llama(
     # What the layer types were derived from is not what counts.
     ignored_keys=("initializer_range", "hidden_act", "cache_implementation", "_sliding_window_pattern"),
     tied=True,
-    heads={"Gemma3ForCausalLM": {"kind": "next_token"}, "Gemma3TextModel": {"kind": "none"}},
+    heads={
+        "Gemma3ForCausalLM": {"kind": "next_token"},
+        "Gemma3TextModel": {"kind": "none"},
+        "Gemma3TextForSequenceClassification": LAST_TOKEN,
+    },
     adjust=adjust,
     extra=extra,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from glasshouse.hub.families.config_reader import ConfigReader
-from glasshouse.hub.families.family import PLAIN, ConfigDict, Family, KeyMapping, transposed
+from glasshouse.hub.families.family import LAST_TOKEN, PLAIN, ConfigDict, Family, KeyMapping, transposed
 from glasshouse.spec import Spec
 
 
@@ -35,7 +35,11 @@ GPT2 = Family(
         KeyMapping("embd_pdrop", "embed_dropout", 0.1),
         KeyMapping("attn_pdrop", "attention_dropout", 0.1),
     ),
-    heads={"GPT2LMHeadModel": {"kind": "next_token"}, "GPT2Model": {"kind": "none"}},
+    heads={
+        "GPT2LMHeadModel": {"kind": "next_token"},
+        "GPT2Model": {"kind": "none"},
+        "GPT2ForSequenceClassification": LAST_TOKEN,
+    },
     names={
         "token_embedding.table": "transformer.wte",
         "stack.position.table": "transformer.wpe",
@@ -49,6 +53,7 @@ GPT2 = Family(
         "stack.blocks.*.feedforward.layer.down": transposed("transformer.h.*.mlp.c_proj"),
         "stack.norm": "transformer.ln_f",
         "head.weight": "lm_head.weight",
+        "head.classifier": "score",
     },
     prefix="transformer.",
     tied_tensors={"transformer.wte.weight": ("lm_head.weight",)},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from glasshouse.errors import StoreError
 from glasshouse.hub.families.config_reader import ConfigReader
-from glasshouse.hub.families.family import PLAIN, ConfigDict, Family, KeyMapping, fused_qkv
+from glasshouse.hub.families.family import LAST_TOKEN, PLAIN, ConfigDict, Family, KeyMapping, fused_qkv
 from glasshouse.hub.families.llama import read_rotary, write_rotary
 from glasshouse.spec import Rotary, Spec
 
@@ -52,7 +52,11 @@ GPT_NEOX = Family(
         KeyMapping("hidden_dropout", "dropout", 0.0),
         KeyMapping("attention_dropout", "attention_dropout", 0.0),
     ),
-    heads={"GPTNeoXForCausalLM": {"kind": "next_token"}, "GPTNeoXModel": {"kind": "none"}},
+    heads={
+        "GPTNeoXForCausalLM": {"kind": "next_token"},
+        "GPTNeoXModel": {"kind": "none"},
+        "GPTNeoXForSequenceClassification": LAST_TOKEN,
+    },
     names={
         "token_embedding.table": "gpt_neox.embed_in",
         "stack.blocks.*.attention.norm": f"{LAYER}.input_layernorm",
@@ -63,6 +67,7 @@ GPT_NEOX = Family(
         "stack.blocks.*.feedforward.layer.down": f"{LAYER}.mlp.dense_4h_to_h",
         "stack.norm": "gpt_neox.final_layer_norm",
         "head.weight": "embed_out.weight",
+        "head.classifier": "score",
     },
     prefix="gpt_neox.",
     # The head's name in files of transformers 5 and in those of all versions, which each reads.

@@ -10,7 +10,7 @@ import functools
 from glasshouse import config
 from glasshouse.errors import StoreError
 from glasshouse.hub.families.config_reader import ConfigReader
-from glasshouse.hub.families.family import GATED, ConfigDict, Family, KeyMapping
+from glasshouse.hub.families.family import GATED, LAST_TOKEN, ConfigDict, Family, KeyMapping
 from glasshouse.spec import Rotary, Spec, TransformerSpec
 
 KEY_MAPPINGS = (
@@ -50,6 +50,7 @@ NAMES = {
     "stack.blocks.*.feedforward.layer.down": "model.layers.*.mlp.down_proj",
     "stack.norm": "model.norm",
     "head.weight": "lm_head.weight",
+    "head.classifier": "score",
 }
 
 # RoPE scaling: their keys and our fields.
@@ -225,7 +226,11 @@ def with_defaults(**defaults: int) -> tuple[KeyMapping, ...]:
 
 def heads(name: str) -> ConfigDict:
     """Return the architectures of a family."""
-    return {f"{name}ForCausalLM": {"kind": "next_token"}, f"{name}Model": {"kind": "none"}}
+    return {
+        f"{name}ForCausalLM": {"kind": "next_token"},
+        f"{name}Model": {"kind": "none"},
+        f"{name}ForSequenceClassification": LAST_TOKEN,
+    }
 
 
 LLAMA = llama(model_type="llama", heads=heads("Llama"), adjust=adjust_llama, extra=extra_llama)

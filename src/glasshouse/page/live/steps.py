@@ -41,6 +41,7 @@ def describe_steps(model: Model) -> JsonDict | None:
         (not rotates and type(position) not in KNOWN_POSITIONS)
         or norm is None
         or s.value_embeddings
+        or not s.first_norm
         or (s.embed_norm and isinstance(position, SinusoidalPosition))
         or s.attention.kind != "softmax"
     )

@@ -146,7 +146,7 @@ def make_batches(
 
     def make(corpus: Corpus, batch_size: int) -> Dataset:
         choices = {"batch_size": batch_size, "seq_len": run.data.seq_len, "seed": run.train.seed}
-        return objective.make_dataset(corpus, **choices, start_id=s.start_id)
+        return objective.dataset_for(s, corpus, **choices)
 
     share = {"rank": processes.data_rank, "world_size": processes.data_size}
     if isinstance(datasets, CustomDatasets):

@@ -15,7 +15,7 @@ from glasshouse.inspection import record
 from glasshouse.layers.attend.layout import make_layout
 from glasshouse.layers.feedforward import GatedFeedForward
 from glasshouse.layers.norm import LayerNorm
-from glasshouse.layers.residual import OutputNorm, PostNorm, PreNorm, SandwichNorm
+from glasshouse.layers.residual import NoNorm, OutputNorm, PostNorm, PreNorm, SandwichNorm
 from glasshouse.models import Decoder
 from glasshouse.page.views.notes.figure import (
     WIDE,
@@ -37,6 +37,7 @@ from glasshouse.page.views.notes.figure import (
 
 TOKEN = ("pass", "layer", "position")
 FORMULAS = {
+    NoNorm: "x + f(x)",
     PreNorm: "x + f(norm(x))",
     PostNorm: "norm(x + f(x))",
     SandwichNorm: "x + norm(f(norm(x)))",

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from glasshouse import hub, models, pretrained, spec
 from glasshouse.config import JsonDict
-from glasshouse.layers.residual import OutputNorm, PostNorm, SandwichNorm
+from glasshouse.layers.residual import NoNorm, OutputNorm, PostNorm, SandwichNorm
 from glasshouse.models import Decoder, Encoder, Model, Seq2Seq
 from glasshouse.models.stack import Stack
 from glasshouse.page import serialization
@@ -105,7 +105,7 @@ class Scene:
         x = self.stream(layer)
         return (
             x
-            if isinstance(part, PostNorm | OutputNorm)
+            if isinstance(part, NoNorm | PostNorm | OutputNorm)
             else part.norm(x.to(next(part.norm.parameters()).dtype)).float()
         )
 
