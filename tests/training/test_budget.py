@@ -104,7 +104,7 @@ def test_a_machine_that_became_slower_is_believed(clock: Clock) -> None:
     for done in range(100):
         assert one.decide(done, 200, schedule, **size) is None
         clock.now += 1 if done < 50 else 3
-    # 200 s are used. At 3 s a step 400 - 6 - 3 - 3 * 1 s are for 129 steps; at 2 s, the mean of all, they would be 194.
+    # 200 s are used. At 3 s a step 400 - 6 - 3 - 3 * 1 s are for 129 steps; at 2 s, the mean of all, it would be 194.
     decided = one.decide(100, 200, schedule, **size)
     assert decided is not None
     assert decided.steps == 100 + 129
