@@ -104,7 +104,7 @@ docs: $(VENV)/.ready  ## build this documentation as a site in build/site, which
 site: docs  ## the same with three live pages of the bundled models, at most 40 MB, for any static host (a minute more)
 	$(BIN)/python docs/generate_live_pages.py
 
-live: browser  ## live pages against Python: 200 drawn prompts of five models, 10,000 odd strings, 50 greedy texts (fifteen minutes)
+live: browser  ## live pages in Chromium and Firefox against Python: 200 drawn prompts of five models, 10,000 odd strings, 50 greedy texts (half an hour)
 	$(TMP) $(BIN)/python -m pytest -s -m long tests/page/test_live_models.py
 
 gpu: $(VENV)/.ready  ## tests that need a CUDA device

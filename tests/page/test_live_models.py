@@ -1,11 +1,14 @@
-"""Live pages of the bundled models and of two other shapes, on many drawn prompts: `make live`."""
+"""Live pages of the bundled models and of two other shapes, in two browsers, on many drawn prompts: `make live`."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import chromium
+import firefox
 import numpy as np
 import pytest
 import torch
@@ -22,6 +25,7 @@ from glasshouse.page.forward_pass import PagePrompt
 pytestmark = pytest.mark.long
 
 PROMPTS, STRINGS, TEXTS, NEW = 200, 10_000, 50, 64
+ENGINES = ("chromium", "firefox")
 BATCH = 20  # prompts asked about at once
 CLOSE = 1e-4  # of logits, attention weights and probabilities
 TEXT = "the cat sat on a mat def area ( width , height ) : return 2033 März May 4 Once upon time there was"
@@ -56,14 +60,30 @@ def trained(name: str) -> Trained:
     return model, tok
 
 
-@pytest.fixture(scope="module", params=["python-3m", "english-4m", "dates-1m", *SHAPES])
+@contextmanager
+def opened_live(engine: str, browser: Browser, name: str, path: Path) -> Iterator[LivePage]:
+    """Open the live page of a model in Chromium or in Firefox."""
+    if engine == "firefox" and firefox.find() is None:
+        (pytest.fail if chromium.is_required() else pytest.skip)(firefox.MISSING)
+    made = LivePage(browser, trained(name), path, text="the cat")
+    if engine == "chromium":
+        yield made
+    else:
+        with firefox.opened(path, made.troubles) as made.page:
+            yield made
+    assert not made.troubles
+
+
+NAMES = ["python-3m", "english-4m", "dates-1m", *SHAPES]
+
+
+@pytest.fixture(scope="module", params=[(engine, name) for engine in ENGINES for name in NAMES], ids="-".join)
 def live(
     request: pytest.FixtureRequest, browser: Browser, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[LivePage]:
-    made = LivePage(browser, trained(request.param), tmp_path_factory.mktemp("live") / "page.html", text="the cat")
-    yield made
-    made.page.context.close()
-    assert not made.troubles
+    engine, name = request.param
+    with opened_live(engine, browser, name, tmp_path_factory.mktemp("live") / "page.html") as made:
+        yield made
 
 
 def drawn_prompts(live: LivePage, count: int) -> list[JsonDict]:
@@ -161,10 +181,10 @@ def test_greedy_texts_are_those_of_generate(live: LivePage) -> None:
     print(f"{parted} of {TEXTS} texts part at a tie")
 
 
-def test_ten_thousand_odd_strings_have_the_ids_of_python(browser: Browser, tmp_path: Path) -> None:
-    live = LivePage(browser, trained("python-3m"), tmp_path / "page.html", text="the cat")
-    limit = live.model.spec.max_len
-    strings = [one for one in odd_strings(STRINGS) if len(one.encode(errors="replace")) < limit]
-    assert len(strings) > 0.99 * STRINGS
-    check_token_ids(live, strings)
-    live.page.context.close()
+@pytest.mark.parametrize("engine", ENGINES)
+def test_ten_thousand_odd_strings_have_the_ids_of_python(engine: str, browser: Browser, tmp_path: Path) -> None:
+    with opened_live(engine, browser, "python-3m", tmp_path / "page.html") as live:
+        limit = live.model.spec.max_len
+        strings = [one for one in odd_strings(STRINGS) if len(one.encode(errors="replace")) < limit]
+        assert len(strings) > 0.99 * STRINGS
+        check_token_ids(live, strings)
