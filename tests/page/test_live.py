@@ -21,6 +21,7 @@ from test_html_export import opened
 import glasshouse as gh
 from glasshouse.config import JsonDict
 from glasshouse.errors import InputError
+from glasshouse.page.live import file
 from glasshouse.page.live.file import LIVE_ENDPOINTS, LIVE_VIEWS
 from glasshouse.page.live.graph import export_graph
 from glasshouse.page.live.operations import ARITHMETIC, OPERATIONS
@@ -47,6 +48,14 @@ ASK = f"""async (requests) => {{
   const found = requests.map(([name, body]) => ask(name, body).then(plain, (error) => ({{ error: error.message }})));
   return JSON.stringify(await Promise.all(found));
 }}"""
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _few_cards() -> Iterator[None]:
+    """Put two cards of the notes into each file: all of them take seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(file, "CARDS", {"notes_cards": "T1,V2"})
+        yield
 
 
 def ask(page: Page, requests: list[Request]) -> list[Any]:
@@ -224,12 +233,12 @@ def test_token_ids_are_those_of_python(live_decoder: LivePage, decoder: Trained)
 def test_a_live_page_can_be_used_without_a_server(live_decoder: LivePage) -> None:
     page = live_decoder.page
     assert "weights in float16" in page.locator(".facts").inner_text()
-    for view in (*LIVE_VIEWS, "notes"):
+    for view in (*LIVE_VIEWS, "circuit"):
         if page.locator(f"#tab-{view}").count():
             page.locator(f"#tab-{view}").click()
             settle(page)
             assert not page.locator(".pane > .trouble").is_visible(), view
-    assert "needs the running page" in page.locator("#main").inner_text()  # of the notes
+    assert "needs the running page" in page.locator("#main").inner_text()  # of the circuit
     page.locator("#tab-tokens").click()
     page.get_by_test_id("box-text").fill("a bird sang")
     expect(page.get_by_test_id("strip-text")).to_contain_text("sang")
@@ -238,6 +247,26 @@ def test_a_live_page_can_be_used_without_a_server(live_decoder: LivePage) -> Non
         expected = live_decoder.model(torch.tensor([live_decoder.tok.encode("a bird sang")]))[0, -1].softmax(-1).max()
     first = page.locator("[data-testid=next] .figure").first
     assert float(first.get_attribute("data-value") or "") == pytest.approx(float(expected), rel=1e-4)
+
+
+def test_the_cards_of_the_notes_are_those_of_the_saved_text(live_decoder: LivePage) -> None:
+    page = live_decoder.page
+    page.evaluate("location.hash = '#notes/V2'")
+    settle(page)
+    drawn = page.get_by_test_id("figure-V2").inner_text()
+    with torch.no_grad():
+        best = live_decoder.model(torch.tensor([live_decoder.tok.encode(TEXT)]))[0, -1].softmax(-1).max()
+    assert f"{best:.3f}" in drawn  # after the last layer
+    page.get_by_test_id("box-text").fill("a bird sang")
+    expect(page.get_by_test_id("strip-text")).to_contain_text("sang")
+    settle(page)
+    assert page.get_by_test_id("figure-V2").inner_text() == drawn
+    assert not page.locator(".pane > .trouble").is_visible()
+    missing = page.locator("#card-V1 .head")
+    assert missing.is_disabled()  # which the file does not have
+    assert "needs the running page" in (missing.get_attribute("title") or "")
+    page.evaluate("location.hash = '#tokens'")
+    settle(page)
 
 
 def test_the_interpreter_has_the_operations_and_the_worker_the_endpoints(live_decoder: LivePage) -> None:

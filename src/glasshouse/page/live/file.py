@@ -16,9 +16,10 @@ from glasshouse.page.html_export import POLICY, Responses, standalone
 from glasshouse.page.live.program import export_program, rounded
 from glasshouse.page.live.steps import describe_steps
 from glasshouse.page.live.tokenizer import describe_tokenizer
+from glasshouse.page.manifest import views
 from glasshouse.page.model_loader import LoadedModel
 from glasshouse.page.trace import TraceCache
-from glasshouse.page.url_state import fragment, with_defaults
+from glasshouse.page.url_state import forward_pass_of, fragment, with_defaults
 from glasshouse.text import Tokenizer
 
 MAX_PARAMETERS = 10_000_000
@@ -26,7 +27,8 @@ MAX_TOKENS = 1024  # of a text, whatever the model takes: more would take a brow
 PAGE_BYTES = 700_000  # of scripts, styles and the tokenizer, about
 LIVE_POLICY = f"{POLICY}; worker-src blob:"
 # The views that a live page has, and the endpoints that its worker answers; tests/page/test_live.py compares.
-LIVE_VIEWS = ("overview", "tokens", "attention", "residual", "interventions", "walkthrough", "seq2seq")
+LIVE_VIEWS = ("overview", "tokens", "attention", "residual", "interventions", "walkthrough", "seq2seq", "notes")
+CARDS: JsonDict = {"notes_all": 1}  # of the notes, all: Python alone computes them, for the text of the file
 LIVE_ENDPOINTS = (
     "tokenize",
     "next",
@@ -63,6 +65,8 @@ def export_live(traces: TraceCache, given: JsonDict) -> str:
     for name in ("model", "glossary", "opening_selection"):
         responses.add(name, {})
     state = with_defaults(traces, given)
+    for name, body in views()["notes"].initial_requests(traces, forward_pass_of(loaded, state), state | CARDS):
+        responses.add(name, body)
     shown = given | {name: state[name] for name in ("text", "appended", "layer", "head", "key")} | {"checkpoint": ""}
     of_one: JsonDict = {"checkpoints": [], "planned_steps": None, "folders": {}, "run": False}
     known = responses.known | {"model {}": responses.known["model {}"] | of_one}  # type: ignore[operator]

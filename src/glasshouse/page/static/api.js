@@ -86,6 +86,16 @@ export function isAvailable(name, body) {
 }
 
 /**
+ * The requests of an endpoint that the page was saved with the responses to.
+ * @param {Endpoint} name
+ * @returns {RequestBody[]}
+ */
+export function savedRequests(name) {
+  const own = Object.keys(snapshot?.responses ?? {}).filter((key) => key.startsWith(`${name} `));
+  return own.map((key) => JSON.parse(key.slice(name.length + 1)));
+}
+
+/**
  * Send a request to an endpoint. With `fresh` the response is not cached.
  * @template {Endpoint} K
  * @param {K} name

@@ -2,6 +2,7 @@
 
 import { isSaved } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
+import { isLive } from "glasshouse/live_model.js";
 import { pictureButton } from "glasshouse/picture.js";
 import { slider } from "glasshouse/widgets.js";
 import { draw, inline } from "glasshouse/views/notes/pieces.js";
@@ -76,7 +77,7 @@ export class Card {
   /** Whether there is something to do: a saved page has sliders and curves, but no other text, layer or head. */
   get canTry() {
     const { figure } = this.given;
-    return !isSaved || !figure || figure.control !== null;
+    return !figure || (!isLive && (!isSaved || figure.control !== null));
   }
 
   build() {

@@ -1,7 +1,8 @@
 // Notes: the statements of the lectures as cards, from text to text, each with a live figure.
 
-import { isAvailable, isSaved } from "glasshouse/api.js";
+import { isAvailable, isSaved, savedRequests } from "glasshouse/api.js";
 import { h, put } from "glasshouse/dom.js";
+import { isLive } from "glasshouse/live_model.js";
 import { live } from "glasshouse/saved_page.js";
 import { Card } from "glasshouse/views/notes/card.js";
 
@@ -24,6 +25,8 @@ class Notes {
     this.context = context;
     /** @type {Map<string, Card>} */
     this.cards = new Map(); // empty until the notes are there
+    /** @type {Map<string, RequestBody>} */
+    this.saved = new Map(isLive ? savedRequests("note_figure").map((body) => [String(body.number), body]) : []);
     this.examples = h("div", { class: "controls examples", role: "group", "aria-label": "examples of the notes" });
     this.all = h(
       "button",
@@ -60,12 +63,16 @@ class Notes {
       h(
         "section",
         { class: "panel" },
-        h("h2", {}, "The notes, live"),
+        h("h2", {}, isLive ? "The notes" : "The notes, live"),
         h(
           "p",
           { class: "about" },
           "Every statement of the lectures on a card: why it matters, a figure computed on this model, something to play with, the line of code that does it, and how we know.",
-          isSaved ? null : " Token, layer and head are selected above.",
+          isLive
+            ? " In this file the figures are of the text, token, layer and head that it was saved with."
+            : isSaved
+              ? null
+              : " Token, layer and head are selected above.",
         ),
         this.examples,
         this.index,
@@ -171,7 +178,7 @@ class Notes {
         ),
       ),
     );
-    live(this.examples);
+    live(this.examples, undefined, "note_figure");
   }
 
   /**
@@ -245,7 +252,7 @@ class Notes {
     const chosen = this.cards.get(this.current);
     if (chosen) chosen.value = state.notes_value; // others keep theirs, where all are open
     chosen?.showValue();
-    if (isSaved) this.disable();
+    if (isSaved || isLive) this.disable();
     // A slider also chooses its card, which must stay where it is under the pointer.
     const isPlayed = !isFirst && state.notes_value !== undefined;
     const moved = changed.has("notes_card") && state.notes_card && !isPlayed && chosen;
@@ -261,12 +268,12 @@ class Notes {
   disable() {
     const closed = [...this.cards.values()].filter((card) => !card.node.classList.contains("open"));
     const missing = closed.filter(({ given }) => given.figure && !isAvailable("note_figure", this.body(given)));
-    for (const card of missing) live(card.head);
-    if (missing.length || this.listed) live(this.all);
+    for (const card of missing) live(card.head, undefined, "note_figure");
+    if (missing.length || this.listed) live(this.all, undefined, "note_figure");
     for (const { given, slider } of this.cards.values()) {
       const control = given.figure?.control;
       const other = control?.low === control?.start ? control?.high : control?.low;
-      if (slider && !isAvailable("note_figure", this.body(given, other))) live(slider);
+      if (slider && !isAvailable("note_figure", this.body(given, other))) live(slider, undefined, "note_figure");
     }
   }
 
@@ -290,13 +297,14 @@ class Notes {
     const { context } = this;
     const { model, state } = context;
     /** @type {RequestBody} */
-    const body = { number };
+    const body = { number, ...this.saved.get(number) };
+    if (value !== undefined && value !== figure?.control?.start) body.value = value;
+    if (isLive) return body;
     const reads = figure?.reads ?? [];
     if (reads.includes("pass")) body.forward_pass = context.forwardPass();
     if (reads.includes("layer")) body.layer = Math.min(state.layer, model.n_layers - 1);
     if (reads.includes("head")) body.head = Math.min(state.head, model.n_heads - 1);
     if (reads.includes("position")) body.position = context.token;
-    if (value !== undefined && value !== figure?.control?.start) body.value = value;
     return body;
   }
 
