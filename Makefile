@@ -160,9 +160,9 @@ training: $(VENV)/.ready  ## processes killed at random while they prepare and s
 commands: $(VENV)/.ready  ## the demo, the commands of every page of the docs, the wheel, and what is long in packages without a target
 	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page notebooks,--ignore=tests/$(one)) tests
 
-serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's client, 6,000 idle connections, 72 clients with megabytes (fifteen minutes)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]'
-	$(PYTEST) -m long tests/serve --ignore=tests/serve/test_load.py
+serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's tasks and client, 6,000 idle connections, 72 clients with megabytes (fifteen minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]' 'lm-eval[api]'
+	$(PYTEST) -m long tests/serve tests/evaluation/test_harness.py --ignore=tests/serve/test_load.py
 
 # Alone, and without xdist, so that what is measured is the server's.
 serving-load: $(VENV)/.ready  ## 200 streams for SECONDS (600), and 200 clients that leave at random for a minute: no error, no growing memory, no stream far behind
