@@ -158,7 +158,7 @@ training: $(VENV)/.ready  ## processes killed at random while they prepare and s
 	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/distributed/test_parallel.py --ignore=tests/training/plan/test_plan_simulated.py
 
 commands: $(VENV)/.ready  ## the demo, the commands of every page of the docs, the wheel, and what is long in packages without a target
-	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page notebooks,--ignore=tests/$(one)) tests
+	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page notebooks evaluation/test_harness.py hub/test_onnx.py,--ignore=tests/$(one)) tests
 
 serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's tasks and client, 6,000 idle connections, 72 clients with megabytes (fifteen minutes)
 	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]' 'lm-eval[api]'

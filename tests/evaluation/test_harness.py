@@ -71,6 +71,10 @@ dataset_kwargs: {{cache_dir: {folder / "cache"}, data_files: {{test: DATA}}}}
         + "task: our_rolling\noutput_type: loglikelihood_rolling\ndoc_to_target: '{{question}}'\n"
         "metric_list: [{metric: word_perplexity}]\n"
     )
+    (folder / "group.yaml").write_text(
+        "group: our_group\ntask: [our_choice, our_text]\n"
+        "aggregate_metric_list: [{metric: acc, weight_by_size: true}]\n"
+    )
     return folder
 
 
@@ -219,6 +223,26 @@ def test_rolling_windows_fewshot_and_limit(
         assert (ours[name].n_fewshot, ours[name].n_evaluated) == (2, 4)
     assert ours["our_choice"].n_items == len(ITEMS)
     assert ours["our_rolling"].metrics["word_perplexity,none"] > 1
+
+
+def test_groups_and_patterns(loaded: tuple[gh.models.Decoder, gh.Tokenizer], tasks: Path) -> None:
+    run = gh.evaluation.evaluate_tasks
+    found = run(*loaded, "our_[cgt]*", include_path=tasks, limit=2)  # the group itself would have its tasks again
+    assert list(found) == ["our_choice", "our_text"]
+    grouped = run(*loaded, "our_group", include_path=tasks, limit=2)
+    assert {name: grouped[name] for name in found} == found
+    whole = grouped["our_group"]
+    assert whole.metrics["acc,none"] == found["our_choice"].metrics["acc,none"]
+    assert (whole.n_items, whole.n_evaluated) == (sum(one.n_items for one in found.values()), 4)
+
+
+def test_a_model_by_its_name(tasks: Path) -> None:
+    manager = lm_eval.tasks.TaskManager(include_path=str(tasks), include_defaults=False)
+    assert gh.evaluation.GlasshouseLM is not None  # which registers it
+    found = lm_eval.simple_evaluate(
+        "glasshouse", {"model": "python-3m"}, tasks=["our_choice"], task_manager=manager, limit=2
+    )
+    assert found["n-samples"]["our_choice"]["effective"] == 2
 
 
 def test_chat_template(loaded: tuple[gh.models.Decoder, gh.Tokenizer]) -> None:

@@ -46,10 +46,10 @@ MAX_GEN_TOKS = 256  # new tokens where a task names no number, as in lm-eval's o
 class GlasshouseLM(TemplateLM):  # type: ignore[misc]  # Any, as lm-eval may be missing
     """A decoder as a model of lm-eval, for `lm_eval.simple_evaluate(GlasshouseLM(model, tok), tasks=["arc_easy"])`.
 
-    Instead of the model it takes what `gh.load` does. Edits of `gh.edit` around the evaluation take effect. Texts of
-    similar lengths are scored in one forward pass, and generated texts come from `gh.Engine`. As in lm-eval's model
-    for transformers, special tokens that are spelled out in a text are special tokens, and what does not fit into
-    the model's max_len is cut on the left.
+    Instead of the model it takes what `gh.load` does, and its name in lm-eval is "glasshouse". Edits of `gh.edit`
+    around the evaluation take effect. Texts of similar lengths are scored in one forward pass, and generated texts
+    come from `gh.Engine`. As in lm-eval's model for transformers, special tokens that are spelled out in a text are
+    special tokens, and what does not fit into the model's max_len is cut on the left.
     """
 
     def __init__(
@@ -249,7 +249,7 @@ def evaluate_tasks(
     num_fewshot: int | None = None,
     progress: ProgressCallback = no_progress,
 ) -> dict[str, TaskReport]:
-    """Evaluate a decoder on tasks of lm-eval, by name or pattern (`mmlu_*`), and groups of them.
+    """Evaluate a decoder on tasks of lm-eval: names, groups, and patterns of names (`mmlu_*`).
 
     `include_path` is a folder of task files of your own, `limit` the number of items of each task, its first ones,
     and `num_fewshot` the number of examples in each prompt. Edits of `gh.edit` take effect.
@@ -283,10 +283,10 @@ def _manager(patterns: Sequence[str], include_path: str | Path | None) -> TaskMa
 
 
 def _matching(pattern: str, manager: TaskManager) -> list[str]:
-    """Return the tasks of a name or a pattern."""
+    """Return the task or group of this name, or the tasks of a pattern: not their groups, which have them again."""
     if not (names := manager.match_tasks([pattern])):
         raise InputError(f"there is no task {pattern!r} in lm-eval; {did_you_mean(pattern, manager.all_tasks)}")
-    return names
+    return [name for name in names if name == pattern or name in manager.all_subtasks]
 
 
 def _reports(found: Mapping[str, Any]) -> dict[str, TaskReport]:
