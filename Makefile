@@ -12,7 +12,7 @@ PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
 # Tests start many processes, and each would compile the package anew.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection llama-cpp lightning notebooks page live numerics check gpu wheel release oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs site learning claims clean
+.PHONY: help setup demo pictures test quick examples browser lint lint-js format-js types structure models text generation training commands serving serving-load distributed simulate inspection llama-cpp onnx lightning notebooks page live numerics check gpu wheel release oldest-torch coverage mutants bench bench-generate bench-gpu bench-plan bench-inspection bench-page bench-text bench-load bench-loop bench-revisions docs site learning claims clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -43,7 +43,7 @@ test: lint browser  ## everything a change must pass; REQUIRE_BROWSER=1 makes a 
 	  wait $$types; types=$$?; cat build/types.log; exit $$((tests + types))
 
 # Every long suite of a CPU, the gate first.
-CHECK := test lint-js numerics examples models text generation training distributed simulate serving serving-load page live inspection llama-cpp lightning notebooks claims commands wheel docs oldest-torch coverage mutants
+CHECK := test lint-js numerics examples models text generation training distributed simulate serving serving-load page live inspection llama-cpp onnx lightning notebooks claims commands wheel docs oldest-torch coverage mutants
 check: $(VENV)/.ready  ## every long suite of a CPU one after the other, then one table; goes on where it stopped (a day)
 	$(BIN)/python tests/check.py $(CHECK)
 
@@ -158,11 +158,11 @@ training: $(VENV)/.ready  ## processes killed at random while they prepare and s
 	$(TMP) $(PYTEST) -m long tests/training --ignore=tests/training/distributed/test_parallel.py --ignore=tests/training/plan/test_plan_simulated.py
 
 commands: $(VENV)/.ready  ## the demo, the commands of every page of the docs, the wheel, and what is long in packages without a target
-	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page notebooks,--ignore=tests/$(one)) tests
+	$(TMP) $(PYTEST) -m long $(foreach one,claims models text data generation training serve page notebooks evaluation/test_harness.py hub/test_onnx.py,--ignore=tests/$(one)) tests
 
-serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's client, 6,000 idle connections, 72 clients with megabytes (fifteen minutes)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]'
-	$(PYTEST) -m long tests/serve --ignore=tests/serve/test_load.py
+serving: $(VENV)/.ready  ## 1,000 requests streamed and whole, 200 at once, 2,000 drawn from the OpenAPI document, lm-eval's tasks and client, 6,000 idle connections, 72 clients with megabytes (fifteen minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[lm-eval]' 'lm-eval[api]'
+	$(PYTEST) -m long tests/serve tests/evaluation/test_harness.py --ignore=tests/serve/test_load.py
 
 # Alone, and without xdist, so that what is measured is the server's.
 serving-load: $(VENV)/.ready  ## 200 streams for SECONDS (600), and 200 clients that leave at random for a minute: no error, no growing memory, no stream far behind
@@ -215,6 +215,10 @@ llama-cpp: $(VENV)/.ready  ## build llama.cpp from source, and compare GGUF file
 	$(BIN)/pip install --quiet --no-deps --target build/llama-cpp --no-binary llama-cpp-python --constraint constraints.txt llama-cpp-python
 	$(BIN)/pip install --quiet --constraint constraints.txt diskcache
 	PYTHONPATH=build/llama-cpp $(BIN)/python -m pytest -m long tests/hub/test_llama_cpp.py
+
+onnx: $(VENV)/.ready  ## ONNX graphs of encoders and decoders in ONNX Runtime against PyTorch, at many sizes (five minutes)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[onnx]' onnxruntime
+	$(BIN)/python -m pytest -m long tests/hub/test_onnx.py
 
 lightning: $(VENV)/.ready  ## the example of Lightning in docs/guides/own-loop.md (a minute)
 	$(BIN)/pip install --quiet --constraint constraints.txt lightning

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,34 @@ def test_help_shows_defaults_and_an_example(call: Call, monkeypatch: pytest.Monk
         "Example: glasshouse eval",
     ):
         assert shown in helped, shown
+
+
+def test_ablated_and_steered_models(place: Path, call: Call, tmp_path: Path) -> None:
+    model, tok = gh.load(place / "alone")
+    vector = gh.steering_vector(model, tok, ["to be"], ["arms"])
+    vector.save(tmp_path / "to=be.safetensors")
+    words = ("eval", place / "alone", place / "validation.txt", "--device", "cpu", "--json")
+    edited = call(
+        *words, "--ablate", "z.0[head=1]", "--ablate", "ffn_out.0", "--steer", f"{tmp_path}/to=be.safetensors=-2"
+    )
+    edits = {"z.0[head=1]": 0.0, "ffn_out.0": 0.0, vector.site: gh.inspection.add(-2 * vector.vector)}
+    with gh.edit(model, edits):
+        expected = gh.evaluate(model, tok, place / "validation.txt").metrics
+    assert json.loads(edited.out)["metrics"] == expected != json.loads(call(*words).out)["metrics"]
+    assert "did you mean ffn_out.0" in call(*words, "--ablate", "ffn_ot.0").err
+    assert "must be FILE=SCALE" in call(*words, "--steer", f"{tmp_path}/to=be.safetensors").err
+    assert (
+        "made for another model"
+        in call("eval", "python-3m", "stdlib", "--steer", f"{tmp_path}/to=be.safetensors=1").err
+    )
+
+
+def test_tasks_without_lm_eval_and_beside_data(place: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "lm_eval", None)
+    monkeypatch.delitem(sys.modules, "glasshouse.evaluation.harness", raising=False)
+    tasks = ("eval", place / "alone", "--tasks", "arc_easy")
+    expected = "error: tasks need lm-eval; install it with pip install 'glasshouse[lm-eval]'.\n"
+    assert call(*tasks) == Done(1, "", expected)
+    assert "both data and --tasks were given" in call(*tasks, place / "validation.txt").err
+    assert "--n-best is for evaluations on data" in call(*tasks, "--n-best", "1").err
+    assert "--num-fewshot is for tasks; add --tasks" in call("eval", place / "alone", "--num-fewshot", "1").err

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import glasshouse as gh
-from glasshouse.generation import offline as module
-from glasshouse.generation.offline import prompt_logprobs
+from glasshouse.generation import prompt_logprobs as module
+from glasshouse.generation.prompt_logprobs import prompt_logprobs
 from glasshouse.generation.sampling.sampler import Sampler
 
 
@@ -65,11 +65,29 @@ def test_prompt_logprobs_are_those_of_one_pass(
 ) -> None:
     monkeypatch.setattr(module, "CHUNK", 8)
     ids = torch.randint(50, (length,), generator=torch.Generator().manual_seed(length)).tolist()
-    found = prompt_logprobs(model, ids, top=2)
+    (found,) = prompt_logprobs(model, [ids], top=2)
     logprobs = reference(model, ids)[:-1]
     expected = logprobs.gather(1, torch.tensor(ids[1:])[:, None])[:, 0] if length > 1 else torch.tensor([])
     assert found.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
     assert [[token for token, _ in top] for top in found.top] == logprobs.topk(2).indices.tolist()
+
+
+@pytest.mark.parametrize("chunk", [8, 64, 1000])
+def test_prompt_logprobs_of_a_batch_are_those_of_each_text_alone(model: gh.models.Decoder, chunk: int) -> None:
+    generator = torch.Generator().manual_seed(chunk)
+    lengths = (3, 30, 5, 4, 1, 12, 2)
+    prompts = [torch.randint(50, (length,), generator=generator).tolist() for length in lengths]
+    prompts += [[*prompts[2][:-1], token] for token in (7, 8)]  # one question, three answers of a token
+    starts = [1, 22, 5, 2, 1, 12, 1, 3, 1]
+    counts: list[int] = []
+    found = prompt_logprobs(model, prompts, top=1, starts=starts, chunk=chunk, progress=counts.append)
+    for ids, start, one in zip(prompts, starts, found, strict=True):
+        (whole,) = prompt_logprobs(model, [ids], top=1)
+        assert one.logprobs == pytest.approx(whole.logprobs[start - 1 :], abs=1e-5)
+        assert [[token for token, _ in top] for top in one.top] == [
+            [token for token, _ in top] for top in whole.top[start - 1 :]
+        ]
+    assert sum(counts) == len(prompts) - 1  # a text of one token has nothing to predict
 
 
 def test_presence_penalty_counts_once() -> None:

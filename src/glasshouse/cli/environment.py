@@ -20,6 +20,8 @@ EXTRAS = {  # of pyproject.toml, those for users: the library, and what it is fo
     "cldr": ("Babel", "built-in datasets dates, langid, chat and preferences"),
     "fast": ("gigatoken", "faster encoding of a corpus"),
     "gguf": ("gguf", "models as GGUF files, for llama.cpp"),
+    "lm-eval": ("lm-eval", "tasks of lm-eval in `glasshouse eval`"),
+    "onnx": ("onnxscript", "models as ONNX files, for ONNX Runtime"),
     "parquet": ("pyarrow", "Parquet and Arrow files as data"),
     "plots": ("matplotlib", "plots of a run's metrics"),
     "structured": ("llguidance", "answers that follow a JSON schema or a grammar"),

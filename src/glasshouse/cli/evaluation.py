@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -17,6 +19,10 @@ from glasshouse.cli import screen, texts
 from glasshouse.cli.data import Kind, Split
 from glasshouse.cli.model import Device, Ignore, ModelArgument, Revision
 from glasshouse.escaping import escape_control, show_whitespace
+
+if TYPE_CHECKING:
+    from glasshouse.evaluation import TaskReport
+    from glasshouse.inspection.editing import Edit
 
 app = typer.Typer()
 
@@ -41,8 +47,18 @@ FORMATS = {
 UNITS = {"labelled": "label", "tagged": "label", "preferences": "pair"}  # what a target is, if not a token
 
 
-@app.command("eval", epilog="Example: glasshouse eval runs/stdlib 'books/*.txt' --baselines")
+# Options of an evaluation on data, by parameter, which tasks settle themselves, and the other way round.
+OF_DATA = ("kind", "column", "split", "errors", "seq_len", "batch_size", "generate", "beams", "n_best", "baselines")
+OF_TASKS = ("include_path", "num_fewshot")
+
+
+@app.command(
+    "eval",
+    epilog="Example: glasshouse eval runs/stdlib 'books/*.txt' --baselines, or glasshouse eval runs/stdlib --tasks "
+    "arc_easy,hellaswag --ablate 'z.3[head=5]'",
+)
 def evaluate(
+    ctx: typer.Context,
     model: ModelArgument,
     data: Annotated[
         list[str] | None,
@@ -69,7 +85,12 @@ def evaluate(
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences per forward pass.")] = 32,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Samples to evaluate, a fixed random subset.", show_default="all")
+        int | None,
+        typer.Option(
+            min=1,
+            help="Samples to evaluate, a fixed random subset; of each task, its first ones.",
+            show_default="all",
+        ),
     ] = None,
     generate: Annotated[
         int | None,
@@ -87,26 +108,59 @@ def evaluate(
             "--baselines", help="Add bits per byte of gzip, xz and n-gram counts from the run's training set."
         ),
     ] = False,
+    tasks: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Tasks of lm-eval instead of data, as a,b: names, groups or quoted patterns such as 'mmlu_*'; can "
+            "be repeated."
+        ),
+    ] = None,
+    include_path: Annotated[
+        Path | None, typer.Option(metavar="FOLDER", help="A folder with task files of your own, for --tasks.")
+    ] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples in each prompt of a task.", show_default="the task's")
+    ] = None,
+    ablate: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="SITE",
+            help="A site to set to zero in every forward pass, such as 'z.3[head=5]' or ffn_out.2; can be repeated.",
+        ),
+    ] = None,
+    steer: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="FILE=SCALE",
+            help="A steering vector of `glasshouse steer make` to add at all positions, times a scale; can be "
+            "repeated.",
+        ),
+    ] = None,
     as_json: Annotated[
         bool,
         typer.Option(
-            "--json", help="Print one JSON object: metrics, signatures, n_targets, n_items, n_evaluated, examples ..."
+            "--json",
+            help="Print one JSON object: metrics, signatures, n_targets, n_items, n_evaluated, examples ...; with "
+            "--tasks metrics, n_fewshot, n_items and n_evaluated of each task by its name.",
         ),
     ] = False,
     device: Device = "auto",
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
-    """Evaluate a model on data: loss, perplexity, accuracy, bits per byte, and scores of generated text."""
+    """Evaluate a model on data (loss, perplexity, accuracy, bits per byte, scores of text) or on tasks of lm-eval."""
+    _check_alone(ctx, tasks is not None)
+    if tasks is not None:
+        os.environ.setdefault("TQDM_DISABLE", "1")  # before tqdm is imported: the bars of lm-eval and datasets
+        loaded, tok = _load(model, device, revision, ignore)
+        with gh.edit(loaded, _edits(loaded, ablate or (), steer or ())):
+            _on_tasks(loaded, tok, tasks, include_path, limit, num_fewshot, as_json=as_json)
+        return
     run, train_corpus, val_corpus = _run(model)
     source = data or val_corpus
     if source is None:
         raise gh.InputError("there is no data to evaluate on; name files, a prepared corpus or a built-in dataset.")
-    with screen.waiting("loading torch"):
-        where = gh.device.resolve(device, "--device").type
-    loaded, tok = gh.load(model, revision=revision, device=where, ignore=texts.listed(ignore))
-    if tok is None:
-        raise gh.InputError(f"{model!r} has no tokenizer; add its tokenizer.json to the folder.")
+    loaded, tok = _load(model, device, revision, ignore)
     units = {"tokenizing": "items"} if data and gh.data.is_builtin(data) else {}
     with (
         screen.progress(**units, evaluating="samples", generating="tokens at most") as progress,
@@ -121,6 +175,7 @@ def evaluate(
             errors=errors,
             progress=progress,
         ) as corpus,
+        gh.edit(loaded, _edits(loaded, ablate or (), steer or ())),
     ):
         if kind is None and data and corpus.manifest.get("columns"):
             print(f"the data are of kind {described(corpus)}", file=sys.stderr)
@@ -151,6 +206,93 @@ def evaluate(
         print(json.dumps(table | ({"baselines": bits} if baselines else {}), ensure_ascii=False))
     else:
         show(report, bits)
+
+
+def _load(
+    model: str, device: Device, revision: str | None, ignore: list[str] | None
+) -> tuple[gh.models.Model, gh.Tokenizer]:
+    with screen.waiting("loading torch"):
+        where = gh.device.resolve(device, "--device").type
+    loaded, tok = gh.load(model, revision=revision, device=where, ignore=texts.listed(ignore))
+    if tok is None:
+        raise gh.InputError(f"{model!r} has no tokenizer; add its tokenizer.json to the folder.")
+    return loaded, tok
+
+
+def _check_alone(ctx: typer.Context, on_tasks: bool) -> None:
+    """Raise for options that the evaluation on tasks, or the one on data, would ignore."""
+    given = [name for name in ctx.params if getattr(ctx.get_parameter_source(name), "name", "") == "COMMANDLINE"]
+    if on_tasks and "data" in given:
+        raise gh.InputError("both data and --tasks were given; give one of them.")
+    if wrong := [f"--{name.replace('_', '-')}" for name in given if name in (OF_DATA if on_tasks else OF_TASKS)]:
+        advice = "for evaluations on data; leave out it or --tasks" if on_tasks else "for tasks; add --tasks"
+        raise gh.InputError(f"{wrong[0]} is {advice}.")
+
+
+def _edits(model: gh.models.Model, ablate: Sequence[str], steer: Sequence[str]) -> dict[str, Edit | Sequence[Edit]]:
+    """Return the edits of --ablate and --steer, as gh.edit takes them."""
+    edits: dict[str, list[Edit]] = {}
+    for argument in steer:
+        path, separator, number = argument.rpartition("=")
+        try:
+            scale = float(number if separator else "")
+        except ValueError:
+            raise gh.InputError(
+                f"--steer is {argument!r}, but it must be FILE=SCALE, such as yes.safetensors=4."
+            ) from None
+        vector = gh.inspection.SteeringVector.load(path)
+        vector.check(model, f"the steering vector {path!r}")
+        edits.setdefault(vector.site, []).append(gh.inspection.add(scale * vector.vector))
+    for site in ablate:
+        edits.setdefault(site, []).append(0.0)
+    return dict(edits)
+
+
+def _on_tasks(
+    model: gh.models.Model,
+    tok: gh.Tokenizer,
+    tasks: Sequence[str],
+    include_path: Path | None,
+    limit: int | None,
+    num_fewshot: int | None,
+    *,
+    as_json: bool,
+) -> None:
+    """Evaluate on tasks of lm-eval, and print their metrics."""
+    logging.getLogger("lm_eval").setLevel(logging.ERROR)
+    with screen.waiting("loading lm-eval"):
+        evaluate_tasks = gh.evaluation.evaluate_tasks
+    with screen.progress(scoring="texts", generating="tokens at most") as progress:
+        reports = evaluate_tasks(
+            model,
+            tok,
+            texts.listed(tasks),
+            include_path=include_path,
+            limit=limit,
+            num_fewshot=num_fewshot,
+            progress=progress,
+        )
+    if as_json:
+        found = {name: asdict(report) | {"metrics": _finite(report.metrics)} for name, report in reports.items()}
+        print(json.dumps(found, ensure_ascii=False))
+    else:
+        show_tasks(reports)
+
+
+def show_tasks(reports: Mapping[str, TaskReport]) -> None:
+    """Print the metrics of tasks, each beside its standard error."""
+    rows = []
+    for name, report in reports.items():
+        for key, value in report.metrics.items():
+            metric, _, filtered = key.partition(",")
+            if metric.endswith("_stderr"):
+                continue
+            error = report.metrics.get(f"{metric}_stderr,{filtered}")
+            label = metric if filtered == "none" else f"{metric}, {filtered}"
+            items = f"{report.n_evaluated:,}" + f" of {report.n_items:,}" * (report.n_evaluated < report.n_items)
+            shots = "" if report.n_fewshot is None else str(report.n_fewshot)
+            rows.append((name, label, f"{value:.4f}", "" if error is None else f"{error:.4f}", shots, items))
+    screen.table(rows, header=("task", "metric", "value", "stderr", "few-shot", "items"), right=(2, 3, 4, 5))
 
 
 def _run(model: str) -> tuple[gh.Run | None, gh.data.Corpus | None, gh.data.Corpus | None]:

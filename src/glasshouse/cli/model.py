@@ -1,4 +1,4 @@
-"""`glasshouse export` and `verify`: conversion to transformers and llama.cpp, and numerical checks."""
+"""`glasshouse export` and `verify`: conversion to transformers, llama.cpp and ONNX, and numerical checks."""
 
 from __future__ import annotations
 
@@ -30,11 +30,13 @@ Device = Annotated[
 def export(
     model: ModelArgument,
     out: Annotated[
-        Path, typer.Argument(help="The folder or .gguf file to write; an earlier export there is replaced.")
+        Path, typer.Argument(help="The folder, .gguf or .onnx file to write; an earlier export there is replaced.")
     ],
     to: Annotated[
-        Literal["hf", "gguf"] | None,
-        typer.Option(help="hf: for transformers; gguf: for llama.cpp (default: by the name of OUT)."),
+        Literal["hf", "gguf", "onnx"] | None,
+        typer.Option(
+            help="hf: for transformers; gguf: for llama.cpp; onnx: for ONNX Runtime (default: by the name of OUT)."
+        ),
     ] = None,
     dtype: Annotated[
         Literal["f32", "f16", "bf16", "q8_0", "q4_0"], typer.Option("--type", help="Of the matrices in a GGUF file.")
@@ -42,9 +44,15 @@ def export(
     revision: Revision = None,
     ignore: Ignore = None,
 ) -> None:
-    """Export a model for transformers (a folder) or llama.cpp (a .gguf file), or report what that cannot express."""
-    gguf = dtype if to == "gguf" or (to is None and out.suffix == ".gguf") else None
-    kind, tok = gh.hub.convert(model, out, gguf=gguf, revision=revision, ignore=texts.listed(ignore))
+    """Export a model for transformers, llama.cpp (.gguf) or ONNX Runtime (.onnx), or say what cannot be expressed."""
+    kind, tok = gh.hub.convert(
+        model,
+        out,
+        gguf=dtype if (to or out.suffix[1:]) == "gguf" else None,
+        onnx=(to or out.suffix[1:]) == "onnx",
+        revision=revision,
+        ignore=texts.listed(ignore),
+    )
     print(f"{out}: a model of type {kind}, {'with' if tok else 'without'} a tokenizer")
 
 

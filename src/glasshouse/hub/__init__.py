@@ -1,6 +1,16 @@
-"""Load and save models, also in the formats of transformers, PEFT and llama.cpp; one file per model family."""
+"""Load and save models, also in the formats of transformers, PEFT, llama.cpp and ONNX; one file per model family."""
 
 from glasshouse.hub.adapters.peft import load_adapter, save_adapter
-from glasshouse.hub.serialization import FAMILIES, convert, export, export_gguf, load, save
+from glasshouse.hub.serialization import FAMILIES, convert, export, export_gguf, export_onnx, load, save
 
-__all__ = ["FAMILIES", "convert", "export", "export_gguf", "load", "load_adapter", "save", "save_adapter"]
+__all__ = [
+    "FAMILIES",
+    "convert",
+    "export",
+    "export_gguf",
+    "export_onnx",
+    "load",
+    "load_adapter",
+    "save",
+    "save_adapter",
+]

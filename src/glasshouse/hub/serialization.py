@@ -37,6 +37,7 @@ from glasshouse.hub.model_folder import (
     write_json,
     write_weights,
 )
+from glasshouse.hub.onnx import write_onnx
 from glasshouse.hub.pooling import read_pooling, without_pooling, write_pooling
 from glasshouse.hub.remote import resolve_folder
 from glasshouse.hub.weight_loading import load_weights
@@ -252,6 +253,22 @@ def export_gguf(
     return write_gguf(Path(file), model, tok, family, weights, read or weights.__getitem__, dtype)
 
 
+def export_onnx(model: Model, tok: Tokenizer | None, file: str | Path) -> str:
+    """Write an encoder or a decoder as an ONNX graph in float32, its tokenizer's files beside it; return its kind.
+
+    The inputs are `input_ids` and `attention_mask` [batch, length], 1 for real tokens, and `token_type_ids` where the
+    model has segments; the output is `logits`, `last_hidden_state` or, of a pooled encoder, `sentence_embedding`.
+    Weights beyond 2 GB are a file of their own beside it. It takes the extra `onnx`.
+    """
+    if getattr(model.spec.head, "n_draft_heads", 0):
+        model = with_draft_heads(model, 0)
+    _weights(model)
+    if tok is not None:
+        check_tokenizer(model, tok)
+    write_onnx(Path(file), model, tok)
+    return model.spec.kind
+
+
 def _published(model: Model, read: ReadWeight | None) -> tuple[Model, dict[str, Tensor], Family]:
     """Return a model without draft heads, its weights, and the family that expresses it; ConfigError if none does."""
     if getattr(model.spec.head, "n_draft_heads", 0):
@@ -351,12 +368,14 @@ def convert(
     out: str | Path,
     *,
     gguf: GgufType | None = None,
+    onnx: bool = False,
     revision: str | None = None,
     ignore: Collection[str] = (),
 ) -> tuple[str, Tokenizer | None]:
     """Export a saved model to a folder that transformers loads; return its model_type and tokenizer.
 
-    With `gguf`, the type of its matrices, it is a file that llama.cpp runs, and the architecture is returned.
+    With `gguf`, the type of its matrices, it is a file that llama.cpp runs, and the architecture is returned; with
+    `onnx` an ONNX graph, and the kind of the model is.
 
     The weights of a sharded checkpoint are put together one by one, so that memory is needed for one file of the new
     folder, at most 5 GB, and not for the model.
@@ -368,6 +387,9 @@ def convert(
     ('qwen3', None)
     """
     source = resolve_folder(path_or_repo_id, revision)
+    if onnx:
+        model, tok = load(source.path, device="cpu", dtype="float32", ignore=ignore)
+        return export_onnx(model, tok, out), tok
     sharded = source.sharded_weights()
     model, tok = load(source.path, device="cpu" if sharded is None else "meta", dtype="stored", ignore=ignore)
     read = None if sharded is None else sharded.__getitem__

@@ -79,8 +79,7 @@ class Prefill:
 
     def group(self, prompts: Sequence[NewPrompt], max_tokens: float = math.inf) -> list[list[NewPrompt]]:
         """Group prompts of similar lengths, the longest first; a group of several has at most `max_tokens`."""
-        padding = PASS_TOKENS_CUDA if self._cache.lengths.is_cuda else PASS_TOKENS
-        return group_by_length(prompts, padding, max_tokens)
+        return group_by_length(prompts, max_padding(self._cache.lengths.device), max_tokens)
 
     def run_alone(self, forward: Forward, prompt: NewPrompt, *, eager: bool = False) -> None:
         """Prefill one prompt; `eager` where its pass is read, as a CUDA graph's is not."""
@@ -118,6 +117,11 @@ class Prefill:
             ("prefill", width),
             lambda: (forward(inputs[:1], view, lengths=length, logits_to_keep=self._no_logits),),
         )
+
+
+def max_padding(device: torch.device) -> int:
+    """Return how many tokens of padding take less time than a pass of their own."""
+    return PASS_TOKENS_CUDA if device.type == "cuda" else PASS_TOKENS
 
 
 def group_by_length(

@@ -146,8 +146,8 @@ def make_mask(
               [0, 1, 1]]]])
     """
     same = queries is keys
-    if same and window >= keys.positions.shape[1]:
-        window = 0  # wider than the sequence
+    if same and not torch.compiler.is_exporting() and window >= keys.positions.shape[1]:
+        window = 0  # wider than the sequence; an exported graph is for longer ones, too
     prefix_lengths = queries.prefix_lengths if causal else None
     # Right padding follows every real token, so the causal mask hides it already.
     hidden = keys.real is not None and not (same and causal and keys.right_padded and prefix_lengths is None)

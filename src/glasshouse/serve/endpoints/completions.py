@@ -9,7 +9,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from glasshouse.config import JsonDict
-from glasshouse.generation.offline import prompt_logprobs
+from glasshouse.generation.prompt_logprobs import prompt_logprobs
 from glasshouse.generation.request import Request, TopLogprobs
 from glasshouse.models import Decoder
 from glasshouse.serve.answers.answer import Answer, check_fan_out, respond
@@ -103,6 +103,6 @@ async def _score(api: Api, key: str, served: ServedModel, prompt: EchoedPrompt, 
     """Compute the log-probabilities of a prompt's own tokens; its first has none."""
     model = served.model
     assert isinstance(model, Decoder)
-    scored = await api.runner.call(lambda: prompt_logprobs(model, prompt.ids, top), key, end)
+    (scored,) = await api.runner.call(lambda: prompt_logprobs(model, [prompt.ids], top), key, end)
     prompt.logprobs = [None, *scored.logprobs]
     prompt.top = [None, *(scored.top or [[]] * len(scored.logprobs))]
