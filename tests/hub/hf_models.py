@@ -200,7 +200,7 @@ CASES = {
         of(
             hf.Gemma3TextConfig,
             GEMMA3,
-            final_logit_softcapping=1.0,
+            final_logit_softcapping=20.0,
             attention_bias=True,
             tie_word_embeddings=False,
             query_pre_attn_scalar=10,
@@ -215,7 +215,7 @@ CASES = {
             GEMMA3,
             num_hidden_layers=7,
             sliding_window_pattern=6,
-            final_logit_softcapping=1.0,
+            final_logit_softcapping=20.0,
             rope_parameters={
                 "full_attention": {"rope_type": "linear", "rope_theta": 700.0, "factor": 8.0},
                 "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},

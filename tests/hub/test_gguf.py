@@ -101,7 +101,7 @@ def gemma2(**settings: object) -> Any:  # noqa: ANN401
     sizes = {"vocab_size": 61, "hidden_size": 48, "intermediate_size": 72, "num_hidden_layers": 3, "head_dim": 256}
     heads = {"num_attention_heads": 6, "num_key_value_heads": 2, "query_pre_attn_scalar": 256, "sliding_window": 4}
     torch.manual_seed(0)
-    model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**sizes, **heads, **settings)).eval()
+    model = hf.Gemma2ForCausalLM(hf.Gemma2Config(**{**sizes, **heads, **settings})).eval()
     for tensor in model.state_dict().values():
         tensor.normal_(0.0, 0.2 if tensor.dim() == 1 else 0.7 / tensor.shape[-1] ** 0.5)
     return model
@@ -209,6 +209,12 @@ BYTE_LEVEL = {"type": "ByteLevel", "trim_offsets": True}
 def test_gemma_2_without_a_cap_is_refused(theirs: str, ours: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=f"no such {ours}"):
         export(gemma2(**{theirs: None}), tmp_path)
+
+
+def test_as_many_layers_as_the_27b_are_refused(tmp_path: Path) -> None:
+    """llama.cpp takes them for it, and scales scores by d_model / n_heads instead of the width of a head."""
+    with pytest.raises(ConfigError, match="no such n_layers"):
+        export(gemma2(num_hidden_layers=46), tmp_path)
 
 
 def changed(tok: gh.Tokenizer, **changes: object) -> gh.Tokenizer:

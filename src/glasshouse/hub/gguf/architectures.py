@@ -46,6 +46,7 @@ class Architecture:
     biases: tuple[bool, bool] | None = None  # of queries, keys and values; of all others. None: any
     activation: str = "swiglu"  # of the feed-forward layers
     full_every: int = 1  # one in so many layers has no sliding window, the last of them
+    n_layers_27b: int = 0  # of Gemma's
 
     @property
     def names(self) -> Mapping[str, TensorMapping | str]:
@@ -59,6 +60,9 @@ class Architecture:
             yield "windows"
         if s.attention_scale is not None:
             yield "attention_scale"
+        # What has as many layers as Gemma's 27B is taken for it, whose scores are scaled by d_model / n_heads.
+        if s.n_layers == self.n_layers_27b and s.n_heads * s.d_head != s.d_model:
+            yield "n_layers"
         if self.name == "gemma2":  # which divides by its caps
             yield from (name for name in ("attention_softcap", "logit_softcap") if not getattr(s, name))
         if not self.has_wide_heads and s.n_heads * s.d_head != s.d_model:
@@ -84,9 +88,11 @@ ARCHITECTURES = {
     "mistral": Architecture("llama", rotates_pairs=True, has_wide_heads=True),
     "qwen2": Architecture("qwen2", biases=(True, False)),
     "qwen3": Architecture("qwen3", has_wide_heads=True, biases=(False, False)),
-    "gemma2": Architecture("gemma2", has_wide_heads=True, biases=(False, False), activation="geglu", full_every=2),
+    "gemma2": Architecture(
+        "gemma2", has_wide_heads=True, biases=(False, False), activation="geglu", full_every=2, n_layers_27b=46
+    ),
     "gemma3_text": Architecture(
-        "gemma3", has_wide_heads=True, biases=(False, False), activation="geglu", full_every=6
+        "gemma3", has_wide_heads=True, biases=(False, False), activation="geglu", full_every=6, n_layers_27b=62
     ),
     "phi3": Architecture("phi3", fused=GATE_UP, biases=(False, False)),
     "olmo2": Architecture("olmo2", stores_tied_head=True, biases=(False, False)),
