@@ -29,11 +29,13 @@ PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "README.md", *(RO
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 SHELL = ("", "sh", "console")  # the tags of a fence with commands
 PROGRAM = re.compile(r"(\$ )?(\.venv/bin/)?(glasshouse|python -m glasshouse) ?")
-NOT_RUN: dict[str, str] = {}  # a command that cannot run in a test, and the reason
+NOT_RUN = {  # a command that cannot run in a test, and the reason
+    "glasshouse sweep run.toml train.lr=1e-3,1e-2 train.seed=0,1 --out runs/rates": "its runs are processes, not shrunk",
+}
 GIVEN = (
     *("my", "mt.tsv", "en.txt", "de.txt", "reviews.csv", "names.jsonl", "chat.jsonl", "MODEL", "keys"),
     "preferred.jsonl",
-    *("numbers.txt", "names.txt"),
+    *("numbers.txt", "names.txt", "quoted.txt", "unquoted.txt"),
     *("runs/stdlib", "build/demo/code"),  # trained on another page
 )
 SAYING = "To be, or not to be, that is the question: whether 'tis nobler in the mind to suffer. "
@@ -73,6 +75,8 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (place / "preferred.jsonl").write_text(f"{json.dumps(preferred)}\n" * 60)
     (place / "numbers.txt").write_text("1, 2, 3\n")
     (place / "names.txt").write_text("a, b, c\n")
+    (place / "quoted.txt").write_text("".join(f'name = "a{number}\n' for number in range(20)))
+    (place / "unquoted.txt").write_text("".join(f"name = a{number}\n" for number in range(20)))
     (place / "keys").write_text("a-key-of-enough-characters\n")
     tok = gh.Tokenizer.train(texts=[SAYING], vocab_size=270)
     spec = gh.preset("gpt2", vocab_size=len(tok), n_layers=1, d_model=16, n_heads=2, max_len=128)
