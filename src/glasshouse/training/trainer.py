@@ -40,7 +40,7 @@ from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.checkpoint_log import CheckpointLog
 from glasshouse.training.logging.journal import Journal
 from glasshouse.training.logging.progress import ProgressReporter, Throughput
-from glasshouse.training.logging.trackers import Trackers
+from glasshouse.training.logging.trackers import TrackedRun, Trackers
 from glasshouse.training.nonfinite import first_located, locate_in_micro_batches
 from glasshouse.training.optimizer import set_lr, set_momentum
 from glasshouse.training.run import Run
@@ -138,9 +138,8 @@ class Trainer:
         self.model.train()
         if self.budget is not None:
             self.budget.begin_loop()
-        self.trackers = Trackers(
-            self.folder, self.run.train.wandb, self.folder.name, state.unwritten, writes=self.processes.is_main
-        )
+        tracked = TrackedRun(self.folder, self.folder.name, state.unwritten, self.run.to_dict())
+        self.trackers = Trackers(self.run.train.trackers, tracked, writes=self.processes.is_main)
         try:
             if state.step == 0:
                 self._log_checkpoint()
@@ -334,7 +333,7 @@ class Trainer:
         with self.checkpointer.report_write_errors():
             self.metrics.write(self.state.step, **values)
         assert self.trackers is not None
-        self.trackers.write(self.state.step, values)
+        self.trackers.log(self.state.step, values)
 
     # Validation
 
