@@ -40,6 +40,7 @@ from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.checkpoint_log import CheckpointLog
 from glasshouse.training.logging.journal import Journal
 from glasshouse.training.logging.progress import ProgressReporter, Throughput
+from glasshouse.training.logging.source_report import SourceReport
 from glasshouse.training.logging.trackers import TrackedRun, Trackers
 from glasshouse.training.nonfinite import first_located, locate_in_micro_batches
 from glasshouse.training.optimizer import set_lr, set_momentum
@@ -126,6 +127,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._stopped = False
         self._flops = FlopEstimator(self.model)
+        self._source_report = SourceReport(self.batches, getattr(self.datasets, "sources", ()))
         self._stragglers = Stragglers(self.processes, self.reporter.log)
         self._stream = self._batches_from(0)  # `fit` begins where the run is
         self._ahead: Launched | None = None  # the last step, if its metrics are not read yet
@@ -239,7 +241,8 @@ class Trainer:
         except NonFiniteError as error:
             self._skip(error, launched.step, launched.number, launched.batch)
             return False
-        self.state.step, self.state.next_batch = launched.step, launched.number + 1
+        before, self.state.next_batch = self.state.next_batch, launched.number + 1
+        self.state.step = launched.step
         shares = self.processes.data_size  # taken to be like this one
         self.throughput.add(
             shares * launched.batch.n_tokens, shares * self._flops(launched.batch.ids, launched.batch.source)
@@ -248,6 +251,10 @@ class Trainer:
         metrics = self.state.pending_metrics = self._metrics(launched, outcome)
         for callback in self.callbacks:
             callback.on_step_end(self, launched.step, metrics)
+        if self.processes.is_main:
+            is_last = self.state.step == self.steps
+            for line in self._source_report.lines(before, launched.number + 1, is_last, self.state.skipped):
+                self.reporter.log(line)
         if self._ahead is None:
             self._complete_step()
         else:  # nothing is due before the next step
