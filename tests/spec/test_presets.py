@@ -47,9 +47,7 @@ def qwen3(vocabulary: int, d: int, layers: int, heads: int, kv_heads: int, d_ff:
 
 def modern(vocabulary: int, d: int, layers: int, heads: int, d_ff: int) -> int:
     block = 4 * d * d + 2 * d * d_ff + 2 * d + 2 * (d // heads)
-    value_embedding = (
-        vocabulary * d + d * heads
-    )  # of every second layer: a vector for each token, a gate for each head
+    value_embedding = vocabulary * d + d * heads  # of every second layer: a vector for each token, a gate for each head
     return 2 * vocabulary * d + layers * block + layers // 2 * value_embedding + 2 * d
 
 

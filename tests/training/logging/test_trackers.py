@@ -346,7 +346,7 @@ def test_trackers_are_named_on_the_command_line(tmp_path: Path) -> None:
     assert gh.Run.load("stdlib").train.trackers is None
     with pytest.raises(gh.ConfigError, match=r"train.trackers\[0\].kind is 'comet', but it must be one of .*mlflow"):
         gh.Run.load("stdlib", "train.trackers=comet")
-    with pytest.raises(gh.ConfigError, match="train.wandb is called train.trackers here, such as wandb,mlflow"):
+    with pytest.raises(gh.ConfigError, match=r"train.wandb is called train.trackers here, such as wandb,mlflow"):
         gh.Run.load("stdlib", "train.wandb=true")
 
 
@@ -359,6 +359,6 @@ def test_no_trackers_write_nothing(tmp_path: Path) -> None:
 
 def test_what_is_built_must_be_a_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tracker, "kinds", dict(Tracker.kinds))
-    gh.register(Kept, lambda settings, run: print)
+    gh.register(Kept, lambda settings, run: object())
     with pytest.warns(UserWarning, match="'kept' was built as .*, but it must be a .*MetricsLogger"):
         opened(tmp_path, Kept())
