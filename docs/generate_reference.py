@@ -109,12 +109,15 @@ def default(value: object) -> str:
 
 def type_name(hint: Any) -> str:  # noqa: ANN401 - a type
     """Return the type of a setting in words."""
-    if get_origin(hint) in (Union, UnionType) or registry.is_sort(get_origin(hint) or hint):
+    if get_origin(hint) in (Union, UnionType):
+        return " or ".join(type_name(option) for option in get_args(hint) if option is not NoneType)
+    if registry.is_sort(get_origin(hint) or hint):
         return " or ".join(map(type_name, alternatives(hint)))
     if get_origin(hint) is Literal:
         return ", ".join(f'`"{option}"`' for option in get_args(hint))
     if get_origin(hint) is tuple:
-        return f"list of {type_name(get_args(hint)[0])}s"
+        item = get_args(hint)[0]
+        return f"list of {type_name(item)}" if registry.is_sort(item) else f"list of {type_name(item)}s"
     if dataclasses.is_dataclass(hint) and not config.is_choice(hint):
         return f"[table](#{anchor(hint)})"
     if dataclasses.is_dataclass(hint):
@@ -126,6 +129,8 @@ def alternatives(hint: Any) -> list[Any]:  # noqa: ANN401 - types
     """Return the types that a union, or a sort of kinds, stands for."""
     if registry.is_sort(sort := get_origin(hint) or hint):
         return list(sort.kinds.values())
+    if get_origin(hint) is tuple and registry.is_sort(get_args(hint)[0]):  # a list of choices
+        return alternatives(get_args(hint)[0])
     if get_origin(hint) in (Union, UnionType):
         return [kind for option in get_args(hint) if option is not NoneType for kind in alternatives(option)]
     return [hint]

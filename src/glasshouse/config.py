@@ -13,7 +13,7 @@ import math
 import numbers
 import re
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, ClassVar, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -188,10 +188,23 @@ def dump(settings: Any) -> JsonDict:  # noqa: ANN401 - any dataclass
         if dataclasses.is_dataclass(value):
             table[field.name] = dump(value)
         elif isinstance(value, tuple):
-            table[field.name] = list(value)
+            table[field.name] = [dump(one) if dataclasses.is_dataclass(one) else one for one in value]
         elif value is not None:
             table[field.name] = value
     return table
+
+
+def flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the settings of nested tables by their names with dots.
+
+    >>> dict(flat({"train": {"steps": 5, "optimizer": {"lr": 0.1}}}))
+    {'train.steps': 5, 'train.optimizer.lr': 0.1}
+    """
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from flat(value, f"{path}{key}.")
+        else:
+            yield f"{path}{key}", value
 
 
 def is_choice(settings: Any) -> bool:  # noqa: ANN401 - any dataclass

@@ -90,7 +90,7 @@ RUN = _by_name(
         "train.patience": "early_stopping early_stopping_patience",
         "train.workers": "dataloader_num_workers num_workers",
         "train.out": "default_root_dir out_dir output_dir run_dir",
-        "train.wandb": "log_wandb report_to use_wandb wandb_log",
+        "train.trackers, such as wandb,mlflow": "log_wandb log_with loggers report_to use_wandb wandb wandb_log",
         "train.device": "accelerator use_cuda",
         "train.compile": "compile_model torch_compile",
         "train.lora.rank": "lora_r lora_rank",

@@ -45,9 +45,9 @@ _BUILDERS: dict[type[Kind], Builder] = {}
 def register(kind: K, build: Builder | None = None) -> K:
     """Add a kind: a frozen dataclass with the settings, and the function or module class that is built from them.
 
-    The dataclass derives from `gh.spec.Attention`, `Position`, `FeedForward` or `Norm`, from `gh.training.Optimizer`
-    or `Schedule`, or from an `Objective`; the last two need no `build`. The kind is then known in specs, in TOML, and
-    to `gh.load`. Run again in a notebook, the call replaces the kind.
+    The dataclass derives from `gh.spec.Attention`, `Position`, `FeedForward` or `Norm`, from `gh.training.Optimizer`,
+    `Schedule` or `Tracker`, or from an `Objective`; schedules and objectives need no `build`. The kind is then known
+    in specs, in TOML, and to `gh.load`. Run again in a notebook, the call replaces the kind.
 
     >>> from dataclasses import dataclass
     >>> import torch, glasshouse as gh
@@ -79,7 +79,7 @@ def _check(kind: Any) -> None:  # noqa: ANN401 - whatever was given
     if not isinstance(kind, type) or not issubclass(kind, Kind) or not dataclasses.is_dataclass(kind):
         raise InputError(
             f"{kind!r} cannot be registered: it must be a dataclass that derives from gh.spec.Attention, Position, "
-            "FeedForward or Norm, from gh.training.Optimizer or Schedule, or from an Objective."
+            "FeedForward or Norm, from gh.training.Optimizer, Schedule or Tracker, or from an Objective."
         )
     if not isinstance(name := vars(kind).get("kind"), str) or not name.isidentifier():
         raise InputError(f"the kind of {kind.__name__} is {name!r}, but it must be a name of its own, as in TOML.")

@@ -90,7 +90,7 @@ def test_a_missing_extra_comes_with_the_line_that_installs_it(call: Call, monkey
     versions = importlib.metadata.version
 
     def version(name: str) -> str:
-        if name in ("gigatoken", "lm-eval", "onnxscript", "wandb"):
+        if name in ("gigatoken", "lm-eval", "mlflow", "onnxscript", "wandb"):
             raise importlib.metadata.PackageNotFoundError(name)
         return versions(name)
 
@@ -100,7 +100,7 @@ def test_a_missing_extra_comes_with_the_line_that_installs_it(call: Call, monkey
     monkeypatch.setattr(webbrowser, "get", lambda: (_ for _ in ()).throw(webbrowser.Error("none")))
     told = report(call)
     missing = {name for name, row in told["optional"].items() if row["found"] is None}
-    assert missing == {"fast", "lm-eval", "onnx", "wandb", "C++ compiler", "browser"}
+    assert missing == {"fast", "lm-eval", "mlflow", "onnx", "wandb", "C++ compiler", "browser"}
     assert told["optional"]["fast"]["get"] == "pip install 'glasshouse[fast]'"
     assert told["used"]["tokenizer"].startswith("tokenizers, as gigatoken is not installed")
     assert "missing: pip install 'glasshouse[wandb]'\n" in call("doctor").out

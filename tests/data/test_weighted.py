@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import tempfile
 from collections import Counter
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from examples import up_to
+from examples import first_of, up_to
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 import glasshouse as gh
+from glasshouse.data.source_counts import count_source_tokens
 from glasshouse.errors import ConfigError, InputError
 from glasshouse.text.bpe.training import no_progress
 from glasshouse.training import Callback
 from glasshouse.training.run import Data
-from glasshouse.training.setup.datasets import prepare_datasets
+from glasshouse.training.setup.datasets import open_datasets, prepare_datasets
 
 SOURCES = st.lists(
     st.tuples(st.lists(st.text("abc", min_size=1, max_size=5), min_size=1, max_size=4), st.integers(1, 3)),
@@ -72,6 +75,90 @@ def test_a_weighted_corpus_is_the_sources_written_out_as_often(
             for start in range(len(ids)):
                 assert weighted.read(start, min(start + 3, len(ids))).tolist() == ids[start : start + 3]
             assert torch.tensor(ids).equal(torch.cat([torch.from_numpy(ids) for ids, _ in weighted.blocks()]))
+
+
+@given(sources=SOURCES, seq_len=st.integers(1, 7), is_text=st.booleans(), data=st.data())
+@example(sources=[(["ab", "c"], 2), (["abcab"], 1), (["b", "ca"], 3)], seq_len=5, is_text=True, data=None)
+@settings(max_examples=up_to(60), deadline=None)
+def test_tokens_of_sources_are_those_that_the_samples_have(
+    letters: gh.Tokenizer,
+    sources: list[tuple[list[str], int]],
+    seq_len: int,
+    is_text: bool,
+    data: st.DataObject | None,
+) -> None:
+    """The reference marks each id of the corpus with its source, and reads the samples' offsets, or their items."""
+    with tempfile.TemporaryDirectory() as folder:
+        weights = {}
+        for number, (texts, weight) in enumerate(sources):
+            path = Path(folder, f"{number}.jsonl")
+            rows = ({"text": text} if is_text else {"source": text, "target": "a"} for text in texts)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+            weights[str(path)] = weight
+        kind = "text" if is_text else "pairs"
+        corpus = gh.data.prepare(list(weights), letters, f"{folder}/ids", kind=kind).weighted(weights)
+        names = [corpus.source_name(item) for item in range(len(corpus))]
+        lengths = [sum(map(len, corpus.item(item))) for item in range(len(corpus))]
+        owners = [name for name, length in zip(names, lengths, strict=True) for _ in range(length)]
+        if is_text and len(owners) <= seq_len:
+            return
+        samples = (
+            gh.data.CausalLMDataset(corpus, seq_len) if is_text else gh.data.Seq2SeqDataset(corpus, 1, max_len=9)
+        )
+        indices = range(3 * len(samples)) if data is None else data.draw(st.lists(st.integers(0, 40)))
+        if is_text:
+            found = [owners[(at + k) % len(owners)] for at in samples.offsets(indices) for k in range(seq_len)]
+        else:
+            found = [names[item] for item in samples.items(indices) for _ in range(lengths[item])]
+        assert count_source_tokens(samples, indices, [[name] for name in weights]) == [
+            found.count(name) for name in weights
+        ]
+        together = count_source_tokens(samples, indices, [list(weights)])
+        assert together == [len(found)]
+
+
+@pytest.mark.parametrize("kind", first_of(["text", "chat"]))
+def test_a_run_reports_the_tokens_of_each_source_once_an_epoch(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_chats(tmp_path)
+    for name, count in (("a", 40), ("b", 20)):
+        (tmp_path / f"{name}.txt").write_text(f"{name} rose is {name} rose " * count)
+    suffix = "txt" if kind == "text" else "jsonl"
+    data = {"path": [f"{name}.{suffix}" for name in "ab"], "weights": [1, 2], "kind": kind, "vocab_size": 263}
+    table: dict[str, Any] = {
+        "model": {"preset": "tiny-decoder", "n_layers": 1},
+        "data": {**data, "seq_len": 24, "val_fraction": 0.2},
+        "train": {
+            "epochs": 2.5,
+            "batch_tokens": 80,
+            "sample_prompts": 0,
+            "probes": [],
+            "out": "run",
+            "trackers": [],
+        },
+    }
+
+    class Lines(gh.training.SilentReporter):
+        found: ClassVar[list[str]] = []
+
+        def log(self, text: str) -> None:
+            self.found.append(text)
+
+    gh.train(gh.Run.from_dict(table), progress=Lines())
+    lines = [line for line in Lines.found if line.startswith("epoch ")]
+    assert [line.partition(":")[0] for line in lines] == ["epoch    1", "epoch    2", "epoch    3, as far as read"]
+    tokens = [[int(n.replace(",", "")) for n in re.findall(r"([\d,]+) tokens", line)] for line in lines]
+    train, _ = open_datasets(gh.Run.load("run").data, Path("run"))
+    counts = Counter()
+    for item in range(len(train)):
+        counts[train.source_name(item)] += len(train.item(item)[0])
+    once = [counts[f"a.{suffix}"], 2 * counts[f"b.{suffix}"]]
+    for epoch in tokens[:2]:  # but for what fills no batch; a sequence may wrap around
+        assert sum(once) - 80 - 24 < sum(epoch) <= sum(once)
+        assert all(seen <= whole + 24 for seen, whole in zip(epoch, once, strict=True))
+    assert 0.3 * sum(once) < sum(tokens[2]) < 0.8 * sum(once)
 
 
 class StoppedError(Exception):

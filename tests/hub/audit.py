@@ -53,7 +53,8 @@ def is_forbidden(event: str, arguments: tuple[Any, ...], roots: list[Path]) -> b
         path, _, flags = arguments
         if isinstance(path, int):
             return False
-        data = Path(os.fsdecode(path)).suffix in (".json", ".safetensors") and not flags & (os.O_WRONLY | os.O_RDWR)
+        suffix = Path(os.fsdecode(path)).suffix
+        data = suffix in (".json", ".safetensors", ".txt", ".model") and not flags & (os.O_WRONLY | os.O_RDWR)
         return not (is_within(path, TRUSTED) or (data and is_within(path, roots)))
     if event in ("os.listdir", "os.scandir"):
         return not is_within(arguments[0] or ".", [*TRUSTED, *roots])

@@ -34,6 +34,39 @@ def same_weights(one: torch.nn.Module, other: torch.nn.Module) -> bool:
     return mine.keys() == its.keys() and all(tensor.equal(its[name]) for name, tensor in mine.items())
 
 
+# Tokenizers without tokenizer.json ---------------------------------------------------------------------------
+
+
+def test_vocabulary_files_load_and_are_saved_as_a_tokenizer_json(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    gh.save(tiny(), None, folder)
+    tokens = ["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]", *"abcdefgh"]
+    (folder / "vocab.txt").write_text("\n".join(tokens) + "\n")
+    (folder / "tokenizer_config.json").write_text('{"tokenizer_class": "BertTokenizer"}')
+    model, tok = gh.load(folder)
+    assert tok is not None
+    assert (tok.encode("B a"), model.tokenizer_fingerprint) == ([1, 6, 5, 2], tok.fingerprint)
+    gh.save(model, tok, folder)  # in place of the older files
+    again, same = gh.load(folder)
+    assert same is not None
+    assert same.fingerprint == tok.fingerprint
+    assert same_weights(again, model)
+    assert hf.AutoTokenizer.from_pretrained(folder).encode("B a") == [1, 6, 5, 2]
+    assert not (folder / "vocab.txt").exists()
+
+
+def test_a_tokenizer_of_another_class_is_left_out_with_a_warning(tmp_path: Path) -> None:
+    gh.save(tiny(), None, tmp_path / "model")
+    for name in ("source.spm", "target.spm", "vocab.json"):
+        (tmp_path / "model" / name).write_text("{}")
+    (tmp_path / "model" / "tokenizer_config.json").write_text('{"tokenizer_class": "MarianTokenizer"}')
+    with pytest.warns(
+        UserWarning, match=r"MarianTokenizer is not supported; .* The model loads without a tokenizer\.$"
+    ):
+        _, tok = gh.load(tmp_path / "model")
+    assert tok is None
+
+
 # What no family can say -------------------------------------------------------------------------------------
 
 

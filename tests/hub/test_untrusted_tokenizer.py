@@ -11,6 +11,7 @@ from hub.damage import (
     TOKENIZER,
     TOKENIZER_CONFIG,
     Case,
+    Damage,
     RefuseCase,
     Table,
     both,
@@ -107,7 +108,71 @@ TOKENIZER_SETTINGS = {
     )
     for key in ("auto_map", "trust_remote_code")
 }
-CASES = {**on("gpt2", TOKENIZER, WORDS), **TOKENIZER_SETTINGS}
+
+
+def of_class(name: str, file: str, content: str | bytes) -> Damage:
+    return both(write(TOKENIZER_CONFIG, {"tokenizer_class": name}), write(file, content))
+
+
+BYTE_LEVEL = both(write("vocab.json", {"a": 0}), write("merges.txt", "#version: 0.2\n"))
+VOCABULARY_FILES = {
+    "vocabulary-not-JSON": (both(BYTE_LEVEL, write("vocab.json", "{")), "vocab.json", "not JSON"),
+    "vocabulary-deep": (both(BYTE_LEVEL, write("vocab.json", '{"a":' * 100_000)), "vocab.json", "nested"),
+    "vocabulary-an-id-too-large": (both(BYTE_LEVEL, write("vocab.json", {"a": 2**40})), "vocab.json", "the id"),
+    "vocabulary-33-MB": (both(BYTE_LEVEL, cut("vocab.json", 2**25 + 1)), "vocab.json", "33554433 bytes"),
+    "vocabulary-more-than-the-model": (
+        both(BYTE_LEVEL, write("vocab.json", {f"w{i}": i for i in range(62)})),
+        "model",
+        "62 tokens.*vocab_size is 61",
+    ),
+    "vocabulary-dangling": (both(BYTE_LEVEL, link("vocab.json", "nowhere")), "vocab.json", "not a file"),
+    "vocabulary-fifo": (both(BYTE_LEVEL, fifo("vocab.json")), "vocab.json", "not a file"),
+    "vocabulary-link-out": (
+        both(BYTE_LEVEL, link("vocab.json", "OUTSIDE/tokenizer.json")),
+        "vocab.json",
+        "outside its folder",
+    ),
+    "merges-long": (both(BYTE_LEVEL, write("merges.txt", LONG)), "merges.txt", "not two tokens"),
+    "merges-unknown-long": (both(BYTE_LEVEL, write("merges.txt", f"a {LONG}")), "vocab.json", "cannot be used"),
+    "merges-link-out": (
+        both(BYTE_LEVEL, link("merges.txt", "OUTSIDE/words.json")),
+        "merges.txt",
+        "outside its folder",
+    ),
+    "added-tokens-long": (both(BYTE_LEVEL, write("added_tokens.json", {LONG: 7})), "vocab.json", "no place for"),
+    "added-tokens-link-out": (
+        both(BYTE_LEVEL, link("added_tokens.json", "OUTSIDE/words.json")),
+        "added_tokens.json",
+        "outside its folder",
+    ),
+    "word-pieces-not-utf-8": (of_class("BertTokenizer", "vocab.txt", b"[UNK]\n\xff"), "vocab.txt", "not UTF-8"),
+    "word-pieces-of-nothing": (of_class("BertTokenizer", "vocab.txt", ""), "vocab.txt", r"has no '\[CLS\]'"),
+    "sentencepiece-of-text": (
+        of_class("T5Tokenizer", "spiece.model", "text"),
+        "spiece.model",
+        "is not a SentencePiece model",
+    ),
+    "sentencepiece-cut": (
+        of_class("LlamaTokenizer", "tokenizer.model", b"\x0a\xff\xff\xff\x7f"),
+        "tokenizer.model",
+        "ends early",
+    ),
+    "sentencepiece-9-MB": (
+        both(of_class("T5Tokenizer", "spiece.model", ""), cut("spiece.model", 2**23 + 1)),
+        "spiece.model",
+        "8388609",
+    ),
+    "sentencepiece-link-out": (
+        link("tokenizer.model", "OUTSIDE/model.safetensors"),
+        "tokenizer.model",
+        "outside its folder",
+    ),
+}
+CASES = {
+    **on("gpt2", TOKENIZER, WORDS),
+    **TOKENIZER_SETTINGS,
+    **{name: Case("gpt2", damage, file, reason) for name, (damage, file, reason) in VOCABULARY_FILES.items()},
+}
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -21,13 +21,14 @@ EXTRAS = {  # of pyproject.toml, those for users: the library, and what it is fo
     "fast": ("gigatoken", "faster encoding of a corpus"),
     "gguf": ("gguf", "models as GGUF files, for llama.cpp"),
     "lm-eval": ("lm-eval", "tasks of lm-eval in `glasshouse eval`"),
+    "mlflow": ("mlflow", "metrics in MLflow (train.trackers)"),
     "onnx": ("onnxscript", "models as ONNX files, for ONNX Runtime"),
     "parquet": ("pyarrow", "Parquet and Arrow files as data"),
     "plots": ("matplotlib", "plots of a run's metrics"),
     "structured": ("llguidance", "answers that follow a JSON schema or a grammar"),
     "tensorboard": ("tensorboard", "metrics in TensorBoard"),
     "translation": ("sacrebleu", "BLEU and chrF"),
-    "wandb": ("wandb", "metrics in Weights & Biases (train.wandb)"),
+    "wandb": ("wandb", "metrics in Weights & Biases (train.trackers)"),
     "zstd": ("zstandard", "compressed text files (.zst)"),
 }
 NVIDIA = Path("/proc/driver/nvidia")

@@ -169,10 +169,16 @@ class Corpus:
     def items_by_source(self) -> dict[str, int]:
         """Return how many items are from each file, by its name."""
         sources = self.manifest["sources"]
-        items = np.arange(len(self)) if self._selected is None else self._selected
-        counts = np.cumsum([source["items"] for source in sources])
-        found = np.bincount(np.searchsorted(counts, self._first + items, side="right"), minlength=len(sources))
+        found = np.bincount(self.source_indices(), minlength=len(sources))
         return {source["name"]: count for source, count in zip(sources, found.tolist(), strict=True)}
+
+    def source_indices(self) -> NDArray[np.int64]:
+        """Return the file of each item, as its place in the manifest's sources."""
+        items = np.arange(len(self)) if self._selected is None else self._selected
+        if self._pieces is not None:
+            items = self._pieces[2]
+        counts = np.cumsum([source["items"] for source in self.manifest["sources"]])
+        return np.searchsorted(counts, self._first + items, side="right")
 
     def weighted(self, weights: Mapping[str, int]) -> Corpus:
         """Return the items of each source, by its name, as often as its weight says: all of them once an epoch.
@@ -205,7 +211,12 @@ class Corpus:
     @cached_property
     def n_tokens(self) -> int:
         """Number of tokens: all ids except labels, tags and run lengths."""
-        return int(self.lengths[:, : TOKEN_ARRAYS_PER_ITEM[self.kind]].sum())
+        return int(self.token_counts.sum())
+
+    @property
+    def token_counts(self) -> NDArray[np.int64]:
+        """The number of tokens of each item."""
+        return self.lengths[:, : TOKEN_ARRAYS_PER_ITEM[self.kind]].sum(1)
 
     @cached_property
     def lengths(self) -> NDArray[np.int64]:

@@ -20,7 +20,9 @@ from glasshouse.data.shuffle import Bucketed
 from glasshouse.errors import InputError
 
 
-class _BucketedDataset(ABC):
+class BucketedDataset(ABC):
+    """Base class: items of one kind, in batches of similar length."""
+
     kind: ClassVar[Kind]
     min_len: ClassVar[int] = 1  # smallest max_len that makes sense
 
@@ -92,7 +94,7 @@ def _length_mask(lengths: Tensor, width: int) -> Tensor:
     return torch.arange(width) < lengths[:, None]
 
 
-class Seq2SeqDataset(_BucketedDataset):
+class Seq2SeqDataset(BucketedDataset):
     r"""Sources and targets for an encoder-decoder; the decoder's input is a start token and the target.
 
     >>> import tempfile, glasshouse as gh
@@ -138,7 +140,7 @@ def source_prefix_suffix(corpus: Corpus) -> tuple[list[int], list[int]]:
     return before, after if end in after[-1:] else [*after, end]
 
 
-class ContrastiveDataset(_BucketedDataset):
+class ContrastiveDataset(BucketedDataset):
     r"""Pairs of texts for an encoder that embeds them, each as `tokenizer.encode` gives it.
 
     >>> import tempfile, glasshouse as gh
@@ -175,7 +177,7 @@ class ContrastiveDataset(_BucketedDataset):
         return PairBatch(ids, targets, torch.ones(len(items), dtype=torch.bool), lengths=lengths)
 
 
-class ClassificationDataset(_BucketedDataset):
+class ClassificationDataset(BucketedDataset):
     """Sequence classification: texts and label ids; long texts are truncated.
 
     A text stands between a start and an end token, or between `ends`, the ids before it and those after it.
@@ -218,7 +220,7 @@ class ClassificationDataset(_BucketedDataset):
         return Batch(ids, targets, torch.ones_like(targets, dtype=torch.bool), lengths=lengths)
 
 
-class TokenClassificationDataset(_BucketedDataset):
+class TokenClassificationDataset(BucketedDataset):
     """Token classification: words between a start and an end token, tagged at the first id of each; truncated.
 
     >>> import tempfile, glasshouse as gh
@@ -247,7 +249,7 @@ class TokenClassificationDataset(_BucketedDataset):
         return Batch(ids, torch.where(loss_mask, tag_ids - 1, 0), loss_mask, lengths=lengths)
 
 
-class ChatDataset(_BucketedDataset):
+class ChatDataset(BucketedDataset):
     """Conversations, or prompts and completions; the loss is computed on assistant turns only."""
 
     kind = "chat"
@@ -266,7 +268,7 @@ class ChatDataset(_BucketedDataset):
         return Batch(ids, targets, assistant_mask[:, 1:].bool() & mask, lengths=lengths - 1)
 
 
-class PreferenceDataset(_BucketedDataset):
+class PreferenceDataset(BucketedDataset):
     r"""Prompts with two answers each, of which the first is preferred; both sequences must fit.
 
     >>> import json, tempfile, glasshouse as gh

@@ -17,11 +17,16 @@ from glasshouse.errors import StoreError
 from glasshouse.hub.tensor_shards import SavedTensors, read_shards, shard_names
 from glasshouse.models.generation_config import FILE as GENERATION_CONFIG
 from glasshouse.text import Tokenizer
+from glasshouse.text.conversion.byte_level import MERGES
+from glasshouse.text.conversion.folder import ADDED_TOKENS, UnsupportedTokenizerError
+from glasshouse.text.conversion.tokenizer_class import OF_FILE
 
 CONFIG = "config.json"
 TOKENIZER = "tokenizer.json"
-TOKENIZER_FILES = (TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
-OTHER_TOKENIZERS = ("vocab.txt", "vocab.json", "spiece.model", "source.spm", "tokenizer.model")  # not supported
+TOKENIZER_FILES = (
+    *(TOKENIZER, "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja"),
+    *(*OF_FILE, MERGES, "target.spm", ADDED_TOKENS),  # where there is no tokenizer.json
+)
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
 MODEL_STEM = "model"  # of the names of shards that processes wrote
@@ -88,19 +93,15 @@ class ModelFolder:
             raise StoreError(f"{str(path)!r} is not valid JSON ({str(error)[:80]}); download it again.") from None
 
     def tokenizer(self) -> Tokenizer | None:
-        """Load the tokenizer, None if there is none; warn if there is one in another format."""
-        files = [self.file(name) for name in TOKENIZER_FILES]
-        if files[0] is not None:
+        """Load the tokenizer, None if there is none; warn if there is one of a class that is not supported."""
+        present = [name for name in TOKENIZER_FILES if self.file(name)]
+        if not {TOKENIZER, *OF_FILE}.intersection(present):
+            return None
+        try:
             return Tokenizer.load(self.path)
-        for name in OTHER_TOKENIZERS:
-            if self.file(name):
-                message = (
-                    f"{str(self.path)!r} has {name} but no {TOKENIZER}, so it loads without a tokenizer; create it "
-                    "with transformers: AutoTokenizer.from_pretrained(...).save_pretrained(...)."
-                )
-                warnings.warn(message, stacklevel=3)
-                break
-        return None
+        except UnsupportedTokenizerError as error:
+            warnings.warn(f"{error} The model loads without a tokenizer.", stacklevel=3)
+            return None
 
     def sharded_weights(self) -> SavedTensors | None:
         """Memory-map the weights of a sharded checkpoint, None if they are not sharded by process."""

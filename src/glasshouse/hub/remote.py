@@ -12,7 +12,6 @@ from glasshouse.hub.model_folder import (
     CONFIG,
     EXTRA_FILES,
     INDEX,
-    OTHER_TOKENIZERS,
     POOLING,
     TOKENIZER_FILES,
     VERIFIED,
@@ -28,7 +27,6 @@ DOWNLOADED = [
     VERIFIED,
     *EXTRA_FILES,
     *TOKENIZER_FILES,
-    *OTHER_TOKENIZERS,
 ]
 
 

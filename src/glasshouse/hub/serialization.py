@@ -63,7 +63,7 @@ FORMAT = 2
 MODEL_FILES = (
     r"config\.json|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json|"
     r"added_tokens\.json|vocab\.(json|txt)|merges\.txt|model(-\d+-of-\d+)?\.safetensors(\.index\.json)?|verified\.json|"
-    r"checksums\.json|"
+    r"checksums\.json|(tokenizer|spiece|sentencepiece\.bpe)\.model|"
     r"chat_template\.jinja|modules\.json|sentence_bert_config\.json|config_sentence_transformers\.json|1_Pooling"
 )
 
@@ -133,7 +133,8 @@ def load(
     tok = folder.tokenizer()
     model.tokenizer_fingerprint = _native(table).get("tokenizer_fingerprint")
     if tok is not None:
-        check_tokenizer(model, tok, repr(str(folder.path / TOKENIZER)))
+        file = folder.file(TOKENIZER) or folder.path
+        check_tokenizer(model, tok, repr(str(file)))
         model.tokenizer_fingerprint = tok.fingerprint
     if verified := describe(folder):
         print(f"{folder.path}: {verified}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Tokenizer for any tokenizer.json: byte-level BPE, WordPiece, Unigram and SentencePiece-style BPE.
+"""Tokenizer for any tokenizer.json or older vocabulary files: byte-level BPE, WordPiece, Unigram, SentencePiece BPE.
 
 Text is untrusted, so a special token that is spelled out in it is encoded as text.
 """
@@ -22,6 +22,7 @@ from glasshouse.text.bpe.algorithm import Pair
 from glasshouse.text.bpe.byte_level import unicode_to_bytes
 from glasshouse.text.bpe.pretokenizer import MAX_WORDS
 from glasshouse.text.chat.template import EncodedChat, Message, segments
+from glasshouse.text.conversion.folder import read_folder
 from glasshouse.text.corpus_encoder import CorpusEncoder
 from glasshouse.text.padding import pad
 from glasshouse.text.tokenizer_folder import TOKENIZER, TokenizerFiles, parse, refuse_code
@@ -87,8 +88,12 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> Tokenizer:
-        """Load the tokenizer.json of a folder (or that file), with its config and special tokens map."""
-        files = TokenizerFiles.read(folder)
+        """Load the tokenizer.json of a folder (or that file), with its config and special tokens map.
+
+        A folder without one may have the vocabulary files of an older tokenizer instead: vocab.txt, vocab.json and
+        merges.txt, or a SentencePiece model.
+        """
+        files = read_folder(Path(folder))
         tokenizer = cls.from_json(files.tokenizer_json, files.config, files.special_tokens_map, files.source)
         if files.chat_template is not None:
             tokenizer.chat_template = files.chat_template

@@ -27,15 +27,12 @@ class TokenizerFiles:
     source: str = TOKENIZER  # the path, named in errors
 
     @classmethod
-    def read(cls, folder: str | Path) -> TokenizerFiles:
-        """Read the tokenizer.json of a folder (or that file), and the files beside it."""
-        path = Path(folder) if Path(folder).is_file() else Path(folder) / TOKENIZER
-        if not path.is_file():
-            raise StoreError(f"there is no {str(path)!r}; give a folder with a {TOKENIZER}.")
+    def read(cls, path: Path) -> TokenizerFiles:
+        """Read a tokenizer.json and the files beside it; what is missing is empty."""
         config, special_map = (read_json_object(path.with_name(name)) for name in (CONFIG, SPECIAL_FILE))
         file = path.with_name(TEMPLATE)
         template = read_text(file) if file.is_file() else None
-        return cls(read_text(path), config, special_map, template, str(path))
+        return cls(read_text(path) if path.is_file() else "", config, special_map, template, str(path))
 
     def write(self, folder: str | Path) -> None:
         """Write the files, each atomically."""
@@ -55,19 +52,25 @@ def refuse_code(config: JsonDict, source: str) -> None:
             raise StoreError(f"the {CONFIG} of {source!r} asks to run code with {key!r}; choose one that needs none.")
 
 
-def read_text(path: Path) -> str:
-    """Read a UTF-8 file of at most `LARGEST` bytes."""
-    if (size := path.stat().st_size) > LARGEST:
-        raise StoreError(f"{str(path)!r} has {size} bytes, but at most {LARGEST} are allowed; choose a smaller one.")
+def read_bytes(path: Path, largest: int = LARGEST) -> bytes:
+    """Read a file of at most `largest` bytes."""
+    if (size := path.stat().st_size) > largest:
+        raise StoreError(f"{str(path)!r} has {size} bytes, but at most {largest} are allowed; choose a smaller one.")
+    return path.read_bytes()
+
+
+def read_text(path: Path, largest: int = LARGEST) -> str:
+    """Read a UTF-8 file of at most `largest` bytes."""
     try:
-        return path.read_text(encoding="utf-8")
+        text = read_bytes(path, largest).decode()
     except UnicodeDecodeError as error:
         raise StoreError(f"{str(path)!r} is not UTF-8 at byte {error.start}; download it again.") from None
+    return text.replace("\r\n", "\n")
 
 
-def read_json_object(path: Path) -> JsonDict:
+def read_json_object(path: Path, largest: int = LARGEST) -> JsonDict:
     """Read a JSON object; a missing file is an empty one."""
-    return parse(read_text(path), str(path)) if path.is_file() else {}
+    return parse(read_text(path, largest), str(path)) if path.is_file() else {}
 
 
 def parse(text: str, source: str) -> JsonDict:

@@ -6,6 +6,7 @@ from glasshouse.training.checkpoint.store import SavedCheckpoint, list_checkpoin
 from glasshouse.training.distributed.processes import Parallel, is_main_process
 from glasshouse.training.launch import train
 from glasshouse.training.logging.progress import Display, ProgressReporter, SilentReporter
+from glasshouse.training.logging.trackers import MetricsLogger, TrackedRun, Tracker
 from glasshouse.training.optimizer import Optimizer
 from glasshouse.training.result import Result
 from glasshouse.training.run import Data, Run, Train, recipes
@@ -21,6 +22,7 @@ __all__ = [
     "Data",
     "Datasets",
     "Display",
+    "MetricsLogger",
     "Optimizer",
     "Parallel",
     "ProgressReporter",
@@ -30,6 +32,8 @@ __all__ = [
     "Schedule",
     "SilentReporter",
     "StoppedError",
+    "TrackedRun",
+    "Tracker",
     "Train",
     "Trainer",
     "is_main_process",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,7 @@ from glasshouse.layers.lora import LoRA
 from glasshouse.objectives.choice import ObjectiveChoice
 from glasshouse.training import depth
 from glasshouse.training.distributed.processes import Parallel
+from glasshouse.training.logging.trackers import Tracker
 from glasshouse.training.optimizer import AdamW, Optimizer
 from glasshouse.training.schedule import WSD, Cosine, Schedule
 
@@ -164,7 +165,8 @@ class Train(Settings):
     sample_prompts: int = 3  # validation prompts to sample from at each checkpoint; 0: none
     keep_snapshots: int = 12  # weights-only snapshots of deleted checkpoints, spread evenly over the run; 0: none
     on_nonfinite: Literal["stop", "skip"] = "stop"  # on a NaN or infinite loss: stop, or roll back and skip the batch
-    wandb: bool = False  # log metrics to Weights & Biases
+    # experiment trackers that get the metrics, such as wandb,mlflow; none: TensorBoard if it is installed
+    trackers: tuple[Tracker, ...] | None = None
     out: str = ""  # run folder; "": runs/NAME
 
     def check(self) -> None:
@@ -430,24 +432,16 @@ def _named(recipe: str, table: JsonDict, given: JsonDict) -> tuple[JsonDict, str
 CHANGEABLE_ON_RESUME = {
     *("train.out", "train.keep_checkpoints", "train.save_every", "train.eval_every", "train.eval_samples"),
     *("train.patience", "train.probes", "train.sample_prompts", "train.keep_snapshots", "train.parallel.kind"),
-    *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.wandb"),
+    *("train.device", "train.compile", "train.grad_accum", "train.workers", "train.on_nonfinite", "train.trackers"),
     "train.parallel.tensor",
 }
 
 
 def describe_differences(before: JsonDict, after: JsonDict) -> list[str]:
     """Describe each setting that differs between two nested dicts, except those that may change on resume."""
-    old, new = dict(_flat(before)), dict(_flat(after))
+    old, new = dict(config.flat(before)), dict(config.flat(after))
     keys = [key for key in {**old, **new} if key not in CHANGEABLE_ON_RESUME and old.get(key) != new.get(key)]
     return [f"{key} was {_shown(old.get(key))} and is {_shown(new.get(key))}" for key in keys]
-
-
-def _flat(table: Mapping[str, Any], path: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{path}{key}.")
-        else:
-            yield f"{path}{key}", value
 
 
 def _shown(value: object) -> str:

@@ -40,7 +40,8 @@ from glasshouse.training.distributed.processes import Processes
 from glasshouse.training.logging.checkpoint_log import CheckpointLog
 from glasshouse.training.logging.journal import Journal
 from glasshouse.training.logging.progress import ProgressReporter, Throughput
-from glasshouse.training.logging.trackers import Trackers
+from glasshouse.training.logging.source_report import SourceReport
+from glasshouse.training.logging.trackers import TrackedRun, Trackers
 from glasshouse.training.nonfinite import first_located, locate_in_micro_batches
 from glasshouse.training.optimizer import set_lr, set_momentum
 from glasshouse.training.run import Run
@@ -126,6 +127,7 @@ class Trainer:
     def __post_init__(self) -> None:
         self._stopped = False
         self._flops = FlopEstimator(self.model)
+        self._source_report = SourceReport(self.batches, getattr(self.datasets, "sources", ()))
         self._stragglers = Stragglers(self.processes, self.reporter.log)
         self._stream = self._batches_from(0)  # `fit` begins where the run is
         self._ahead: Launched | None = None  # the last step, if its metrics are not read yet
@@ -138,9 +140,8 @@ class Trainer:
         self.model.train()
         if self.budget is not None:
             self.budget.begin_loop()
-        self.trackers = Trackers(
-            self.folder, self.run.train.wandb, self.folder.name, state.unwritten, writes=self.processes.is_main
-        )
+        tracked = TrackedRun(self.folder, self.folder.name, state.unwritten, self.run.to_dict())
+        self.trackers = Trackers(self.run.train.trackers, tracked, writes=self.processes.is_main)
         try:
             if state.step == 0:
                 self._log_checkpoint()
@@ -240,7 +241,8 @@ class Trainer:
         except NonFiniteError as error:
             self._skip(error, launched.step, launched.number, launched.batch)
             return False
-        self.state.step, self.state.next_batch = launched.step, launched.number + 1
+        before, self.state.next_batch = self.state.next_batch, launched.number + 1
+        self.state.step = launched.step
         shares = self.processes.data_size  # taken to be like this one
         self.throughput.add(
             shares * launched.batch.n_tokens, shares * self._flops(launched.batch.ids, launched.batch.source)
@@ -249,6 +251,10 @@ class Trainer:
         metrics = self.state.pending_metrics = self._metrics(launched, outcome)
         for callback in self.callbacks:
             callback.on_step_end(self, launched.step, metrics)
+        if self.processes.is_main:
+            is_last = self.state.step == self.steps
+            for line in self._source_report.lines(before, launched.number + 1, is_last, self.state.skipped):
+                self.reporter.log(line)
         if self._ahead is None:
             self._complete_step()
         else:  # nothing is due before the next step
@@ -334,7 +340,7 @@ class Trainer:
         with self.checkpointer.report_write_errors():
             self.metrics.write(self.state.step, **values)
         assert self.trackers is not None
-        self.trackers.write(self.state.step, values)
+        self.trackers.log(self.state.step, values)
 
     # Validation
 

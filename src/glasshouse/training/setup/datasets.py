@@ -32,6 +32,7 @@ class WeightedSource:
     path: str
     weight: int
     n_items: int  # of the training set, each counted once
+    names: tuple[str, ...]  # of its files
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def prepare_datasets(choice: Data, folder: Path, known: Tokenizer | None, progre
     weights = {name: weight for some, weight in zip(names, choice.weights, strict=True) for name in some}
     counts = train.items_by_source()
     weighted = tuple(
-        WeightedSource(path, weight, sum(counts[name] for name in some))
+        WeightedSource(path, weight, sum(counts[name] for name in some), tuple(some))
         for path, weight, some in zip(choice.path, choice.weights, names, strict=True)
     )
     return Datasets(tok, train.weighted(weights), validation, weighted)
