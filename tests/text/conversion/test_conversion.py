@@ -38,7 +38,9 @@ def plain_texts() -> list[str]:
     return [text for text in odd_texts() if not any(special in text for special in SPECIAL)]
 
 
-@pytest.mark.parametrize("name", [one if one in SHORT else pytest.param(one, marks=pytest.mark.long) for one in NAMES])
+@pytest.mark.parametrize(
+    "name", [one if one in SHORT else pytest.param(one, marks=pytest.mark.long) for one in NAMES]
+)
 def test_ids_and_texts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     folder = write(kinds()[name], tmp_path / "old")
     ours, theirs = Tokenizer.load(folder), transformers.AutoTokenizer.from_pretrained(folder)
