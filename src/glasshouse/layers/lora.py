@@ -61,6 +61,7 @@ class LoRALinear(nn.Module):
     def __init__(self, base: nn.Linear, config: LoRA) -> None:
         super().__init__()
         self.config = config
+        self.in_features, self.out_features = base.in_features, base.out_features
         self.base = base.requires_grad_(False)
         self.drop = nn.Dropout(config.dropout)
         self.lora_a = nn.Parameter(base.weight.new_empty(config.rank, base.in_features))

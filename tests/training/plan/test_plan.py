@@ -12,6 +12,8 @@ from hypothesis import strategies as st
 import glasshouse as gh
 from glasshouse import ConfigError, InputError
 from glasshouse.data import Batch
+from glasshouse.layers import lora
+from glasshouse.layers.lora import LoRA
 from glasshouse.objectives.loss import linear as linear_cross_entropy
 from glasshouse.objectives.loss.cross_entropy import compute_loss
 from glasshouse.training.optimizer import AdamW, Muon
@@ -126,6 +128,16 @@ def test_the_moments_of_a_step_by_hand() -> None:
     # Accumulating, the float32 sum is there from the second micro-batch on.
     once, twice = (MemoryModel(model, AdamW(), precision=torch.bfloat16).at(64, 16, n) for n in (1, 2))
     assert twice.parts["gradients"] - once.parts.get("gradients", 0) == 4 * TOTAL
+
+
+def test_adapters_on_every_layer_are_planned() -> None:
+    model = gh.build(gh.preset(**_preset()), device="meta")
+    before = activation_bytes(model, itemsize=4)
+    lora.attach(model, LoRA(rank=3, targets=("*",)))
+    # A row for each input and a column for each output: of query and out, key and value, gate and up, and down.
+    adapters = 2 * 3 * (2 * (8 + 8) + 2 * (8 + 4) + 3 * (8 + 16))
+    assert MemoryModel(model, AdamW()).at(1, 1).parts["optimizer"] == 8 * adapters
+    assert activation_bytes(model, itemsize=4) == before
 
 
 def test_micro_batches_of_every_size() -> None:
