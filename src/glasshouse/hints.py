@@ -96,6 +96,8 @@ RUN = _by_name(
         "train.lora.rank": "lora_r lora_rank",
         "train.lora.alpha": "lora_alpha",
         "train.lora.targets": "lora_target_modules target_modules",
+        "train.lora.weights, which is int4": "load_in_4bit qlora use_qlora",
+        "train.lora.weights, int8 or int4": "load_in_8bit quantization quantization_bit quantization_config quantize",
         "train.parallel.kind": "data_parallel ddp fsdp sharding_strategy strategy",
         "train.parallel.tensor": "tensor_parallel_degree tensor_parallel_size tensor_model_parallel_size tp_size",
         "train.seed": "manual_seed random_seed seed_everything",

@@ -7,9 +7,12 @@ import torch
 
 import glasshouse as gh
 from glasshouse.data import Batch
+from glasshouse.layers import lora
 from glasshouse.layers.linear.float8 import FINE, WIDE, Float8Linear, quantize
+from glasshouse.layers.lora import FrozenWeights, LoRA
 from glasshouse.objectives.loss.softmax_gradient import softmax_gradient
 from glasshouse.training.optimizer import AdamW, Muon, make_optimizer
+from glasshouse.training.plan import MemoryModel
 from glasshouse.training.step import NonFiniteError, TrainStep
 
 
@@ -48,6 +51,31 @@ def test_bfloat16_trains_nearly_as_float32(compiled: bool) -> None:
         results.append([step(batch, 2).loss for batch in batches(4) * 8])
         assert step.compiled == compiled
     assert results[0][-1] < results[0][0] - 1
+    assert results[1] == pytest.approx(results[0], rel=0.03)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_adapters_on_quantized_weights_train_in_the_memory_of_the_plan(
+    weights: FrozenWeights, compiled: bool
+) -> None:
+    results = []
+    for precision in (torch.float32, torch.bfloat16):
+        torch.manual_seed(0)
+        model = gh.build(gh.preset("tiny-decoder", dropout=0.0)).train()
+        lora.attach(model, LoRA(targets=("*",), weights=weights, modules_to_save=("token_embedding",)))
+        planned = MemoryModel(model, AdamW(), precision=precision).at(1, 1).parts["weights"]
+        before = torch.cuda.memory_allocated()
+        step = TrainStep(model.cuda(), make_optimizer(model, AdamW(lr=3e-3)), precision=precision, defer_logits=True)
+        # A tensor takes whole blocks of 512 bytes, in the model and in its copy.
+        tensors = 2 * len([*model.parameters(), *model.buffers()])
+        assert planned <= torch.cuda.memory_allocated() - before <= planned + 512 * tensors
+        if compiled:
+            step.compile()
+        results.append([step(batch, 2).loss for batch in batches(4) * 8])
+        assert step.compiled == compiled
+        del step, model
+    assert results[0][-1] < results[0][0] - 0.3
     assert results[1] == pytest.approx(results[0], rel=0.03)
 
 

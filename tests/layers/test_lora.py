@@ -21,8 +21,9 @@ import glasshouse as gh
 from glasshouse import spec
 from glasshouse.generation.engine.inference_model import prepare_for_inference
 from glasshouse.layers import lora
-from glasshouse.layers.linear.linear import is_plain_linear
-from glasshouse.layers.lora import LoRA, LoRALinear
+from glasshouse.layers.linear.frozen_quantized import frozen_quantized_layers
+from glasshouse.layers.linear.linear import Linear, is_plain_linear
+from glasshouse.layers.lora import FrozenWeights, LoRA, LoRALinear
 from glasshouse.layers.module_swap import clone_sharing_parameters
 from glasshouse.models import Model, Seq2Seq
 
@@ -255,6 +256,90 @@ def test_the_smallest_settings_are_valid_and_the_next_below_are_not() -> None:
     for wrong in ({"rank": 0}, {"alpha": 0.0}, {"alpha": float("inf")}, {"dropout": 1.0}, {"targets": ()}):
         with pytest.raises(gh.ConfigError, match=rf"lora\.{next(iter(wrong))}"):
             LoRA(**wrong).check()
+
+
+# On quantized weights
+
+
+def large(kind: str) -> Model:
+    """A model whose layers all have a multiple of 32 inputs."""
+    torch.manual_seed(3)
+    sizes = {"d_model": 32, "n_heads": 2, "n_kv_heads": 2, "d_ff": 64, "vocab_size": VOCABULARY, "n_layers": 1}
+    return make(gh.preset(kind, **sizes, dropout=0.0))
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("kind", ["tiny-decoder", "tiny-encoder", "tiny-seq2seq"])
+def test_quantized_it_is_lora_on_the_dequantized_weights(kind: str, weights: FrozenWeights) -> None:
+    model = large(kind)
+    plain, names = copy.deepcopy(model), list(model.state_dict())
+    config = LoRA(rank=2, targets=("query", "down"), weights=weights)
+    linears = lora.block_linears(plain)
+    lora.attach(model, config)
+    frozen = frozen_quantized_layers(model)
+    assert {name.removesuffix(".base") for name in frozen} == linears.keys()  # those without an adapter, too
+    with torch.no_grad():
+        for name, layer in frozen.items():
+            linears[name.removesuffix(".base")].weight.copy_(layer.weight)
+    base = copy.deepcopy(plain)
+    lora.attach(plain, replace(config, weights="own"))
+    lora.load_adapter(plain, lora.adapter_state_dict(model))
+    randomise(model)
+    lora.load_adapter(plain, lora.adapter_state_dict(model))
+
+    ids = torch.arange(14).view(2, 7) * 5 % VOCABULARY
+    for one in (model, plain):
+        (one(ids, ids) if isinstance(one, Seq2Seq) else one(ids)).square().mean().backward()
+    trained = {name: weight.grad for name, weight in model.named_parameters() if weight.requires_grad}
+    assert set(trained) == set(lora.adapter_state_dict(model))
+    for name, grad in trained.items():
+        expected = plain.get_parameter(name).grad
+        assert grad is not None
+        assert expected is not None
+        assert (grad - expected).abs().max() <= 1e-10 * expected.abs().max(), name
+    attached = logits_of(model)
+    assert (attached - logits_of(plain)).abs().max() <= 1e-10 * attached.abs().max()
+
+    # Merged it is a plain model again, of the weights that it was trained on and the update.
+    lora.merge(model)
+    assert list(model.state_dict()) == names
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert (logits_of(model) - attached).abs().max() <= 1e-10 * attached.abs().max()
+    without = {
+        name for name in names if name.removesuffix(".weight") in linears.keys() - lora.lora_layers(plain).keys()
+    }
+    assert without
+    assert all(model.state_dict()[name].equal(base.state_dict()[name]) for name in without)
+
+
+def test_what_is_trained_whole_is_not_quantized() -> None:
+    model = large("tiny-decoder")
+    down = "stack.blocks.0.feedforward.layer.down"
+    lora.attach(model, LoRA(targets=("query",), weights="int4", modules_to_save=(down,)))
+    assert type(model.get_submodule(down)) is Linear
+    assert f"{down}.weight" in lora.adapter_state_dict(model)
+    assert len(frozen_quantized_layers(model)) == len(lora.block_linears(large("tiny-decoder"))) - 1
+
+
+def test_int4_needs_groups_of_inputs_and_otherwise_changes_nothing() -> None:
+    model = tiny()
+    before = logits_of(model)
+    with pytest.raises(gh.InputError, match=r"query has 16 inputs, which is no multiple of 32; use 'int8'\."):
+        lora.attach(model, LoRA(weights="int4"))
+    assert all(weight.requires_grad for weight in model.parameters())
+    assert logits_of(model).equal(before)
+    lora.attach(model, LoRA(weights="int8"))
+
+
+@pytest.mark.parametrize("weights", ["own", "copy"])
+def test_an_inference_copy_on_quantized_weights_equals_the_model(weights: str) -> None:
+    model = large("tiny-decoder").float()
+    lora.attach(model, LoRA(weights="int4"))
+    randomise(model)
+    expected = logits_of(model)
+    # float32: sums of at most 64 numbers in another order through one layer, some hundred roundings of 6e-8.
+    difference = (logits_of(prepare_for_inference(model, weights, 8)) - expected).abs().max()  # type: ignore[arg-type, type-var]
+    assert difference <= 1e-5 * expected.abs().max()
 
 
 # What is trained beside it

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
@@ -16,11 +16,20 @@ from torch.nn.utils import parametrize
 from glasshouse.config import Settings, did_you_mean, require
 from glasshouse.errors import InputError
 from glasshouse.layers.flops import FlopCount, product
+from glasshouse.layers.linear.frozen_quantized import (
+    FrozenInt4Linear,
+    FrozenInt8Linear,
+    FrozenQuantizedLinear,
+    frozen_quantized_layers,
+)
+from glasshouse.layers.linear.int4 import GROUP
 from glasshouse.layers.linear.linear import is_plain_linear
 from glasshouse.layers.module_swap import HOOK_ATTRIBUTES
 from glasshouse.layers.sublayer import Sublayer
 
 EVERY = "*"
+FrozenWeights = Literal["own", "int8", "int4"]  # the model's own; one byte per weight; half a byte
+QUANTIZED: dict[FrozenWeights, type[FrozenQuantizedLinear]] = {"int8": FrozenInt8Linear, "int4": FrozenInt4Linear}
 
 
 @dataclass(frozen=True)
@@ -41,6 +50,8 @@ class LoRA(Settings):
     modules_to_save: tuple[str, ...] = ()
     # tokens whose rows of the embedding and of an untied head are trained; empty: in a run, those new to the model
     token_ids: tuple[int, ...] = ()
+    # of the frozen linear layers of the blocks: the model's own, or quantized to int8 or int4 (QLoRA)
+    weights: FrozenWeights = "own"
 
     @property
     def scale(self) -> float:
@@ -61,10 +72,12 @@ class LoRALinear(nn.Module):
     def __init__(self, base: nn.Linear, config: LoRA) -> None:
         super().__init__()
         self.config = config
+        self.in_features, self.out_features = base.in_features, base.out_features
         self.base = base.requires_grad_(False)
         self.drop = nn.Dropout(config.dropout)
-        self.lora_a = nn.Parameter(base.weight.new_empty(config.rank, base.in_features))
-        self.lora_b = nn.Parameter(base.weight.new_zeros(base.out_features, config.rank))
+        weight = base.weight  # dequantized here, if it is quantized
+        self.lora_a = nn.Parameter(weight.new_empty(config.rank, base.in_features))
+        self.lora_b = nn.Parameter(weight.new_zeros(base.out_features, config.rank))
         self.init_weights()
         self.train(base.training)
 
@@ -87,11 +100,13 @@ class LoRALinear(nn.Module):
     def merged(self) -> nn.Linear:
         """Return the linear layer with the update added to its weight.
 
-        The old weight tensor is not changed, as an engine may share it and add the update itself.
+        The old weight tensor is not changed, as an engine may share it and add the update itself. A quantized one is
+        dequantized.
         """
-        weight = torch.addmm(self.base.weight, self.lora_b, self.lora_a, alpha=self.config.scale)
-        self.base.weight = nn.Parameter(weight)
-        return self.base
+        base = self.base.to_linear() if isinstance(self.base, FrozenQuantizedLinear) else self.base
+        weight = torch.addmm(base.weight, self.lora_b, self.lora_a, alpha=self.config.scale)
+        base.weight = nn.Parameter(weight)
+        return base
 
 
 class TrainedRows(nn.Module):
@@ -118,7 +133,8 @@ def attach(model: nn.Module, config: LoRA) -> None:
     """Freeze a model and attach trainable adapters to the layers that `config` names.
 
     The rows of its `token_ids` and its `modules_to_save` are trained, too. The output of the model does not change
-    until they are trained. Other parameters, such as a new classification head, are for the caller to unfreeze.
+    until they are trained, unless `weights` quantizes the linear layers of the blocks. Other parameters, such as a
+    new classification head, are for the caller to unfreeze.
 
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
@@ -138,13 +154,33 @@ def attach(model: nn.Module, config: LoRA) -> None:
     adapted = [name for name in linears if EVERY in config.targets or _last(name) in config.targets]
     whole = _modules_to_save(model, config, adapted)
     matrices = _token_matrices(model, config)
+    quantized = _quantized(linears, config.weights, whole)
     model.requires_grad_(False)
     for module in whole.values():
         module.requires_grad_(True)
     for owner in (one for one in matrices.values() if not one.weight.requires_grad):  # else it is trained whole
         parametrize.register_parametrization(owner, "weight", TrainedRows(owner.weight, config.token_ids))
+    for name, layer in quantized.items():
+        _replace(model, name, layer)
     for name in adapted:
-        _replace(model, name, LoRALinear(linears[name], config))
+        _replace(model, name, LoRALinear(quantized.get(name, linears[name]), config))
+
+
+def _quantized(
+    linears: Mapping[str, nn.Linear], weights: FrozenWeights, whole: Mapping[str, nn.Module]
+) -> dict[str, FrozenQuantizedLinear]:
+    """Return the quantized layers in the place of the linear layers that are not trained."""
+    if weights == "own":
+        return {}
+    trained = tuple(f"{name}." for name in whole)
+    frozen = {name: linear for name, linear in linears.items() if not f"{name}.".startswith(trained)}
+    for name, linear in frozen.items():
+        if weights == "int4" and linear.in_features % GROUP:
+            raise InputError(
+                f"weights is 'int4', but {name} has {linear.in_features} inputs, which is no multiple of "
+                f"{GROUP}; use 'int8'."
+            )
+    return {name: QUANTIZED[weights].quantize(linear) for name, linear in frozen.items()}
 
 
 def _modules_to_save(model: nn.Module, config: LoRA, adapted: list[str]) -> dict[str, nn.Module]:
@@ -186,6 +222,8 @@ def _token_matrices(model: nn.Module, config: LoRA) -> dict[str, Any]:
 def merge(model: nn.Module) -> None:
     """Merge every adapter into its linear layer, and make all parameters trainable again.
 
+    Quantized weights are dequantized: the merged model is the one that was trained, up to rounding.
+
     >>> from glasshouse.models import build
     >>> from glasshouse.spec import preset
     >>> model = build(preset("tiny-decoder"))
@@ -196,6 +234,8 @@ def merge(model: nn.Module) -> None:
     """
     for name, layer in _require_lora_layers(model).items():
         _replace(model, name, layer.merged())
+    for name, quantized in frozen_quantized_layers(model).items():
+        _replace(model, name, quantized.to_linear())
     for owner, _ in trained_rows(model).values():
         parametrize.remove_parametrizations(owner, "weight")
     model.requires_grad_(True)

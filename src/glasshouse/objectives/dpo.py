@@ -14,6 +14,7 @@ from glasshouse.config import Settings, require_positive
 from glasshouse.data import Batch, Corpus, PreferenceBatch, PreferenceDataset
 from glasshouse.errors import ConfigError
 from glasshouse.layers.attend.kernel import Attend
+from glasshouse.layers.linear.frozen_quantized import copy_sharing_quantized
 from glasshouse.models import Model
 from glasshouse.objectives.loss.cross_entropy import reference_precision
 from glasshouse.objectives.loss.softmax_gradient import IGNORED
@@ -60,7 +61,7 @@ class DPO(Settings, Objective[PreferenceDataset]):
             elif isinstance(module, Attend):
                 module.dropout = 0.0
         ready = copy.copy(self)
-        object.__setattr__(ready, "reference", copy.deepcopy(model).requires_grad_(False).eval())
+        object.__setattr__(ready, "reference", copy_sharing_quantized(model).requires_grad_(False).eval())
         return ready
 
     def frozen_models(self) -> dict[str, Model]:

@@ -5,7 +5,6 @@ In mixed precision, with a model that is sharded over processes, and with an EMA
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -19,6 +18,7 @@ from glasshouse.data import Batch
 from glasshouse.device import is_out_of_memory
 from glasshouse.errors import InputError
 from glasshouse.layers.linear.float8 import convert_to_float8
+from glasshouse.layers.linear.frozen_quantized import copy_sharing_quantized
 from glasshouse.layers.position import LearnedPosition
 from glasshouse.models.heads import DeferredHead, LMHead
 from glasshouse.models.stack import Stack
@@ -321,8 +321,8 @@ class LowPrecisionCopy:
     """A copy of a model in low precision, for the forward and the backward pass.
 
     The weights are cast once per step, and not in every forward pass as by autocast, and activations are in low
-    precision from the embedding on. Gradients are summed over micro-batches in the precision of the master weights.
-    With `float8`, linear layers multiply in fp8.
+    precision from the embedding on. Quantized weights are shared with the model. Gradients are summed over
+    micro-batches in the precision of the master weights. With `float8`, linear layers multiply in fp8.
 
     >>> import glasshouse as gh
     >>> model = gh.build(gh.preset("tiny-decoder"))
@@ -336,7 +336,7 @@ class LowPrecisionCopy:
     def __init__(
         self, master: nn.Module, dtype: torch.dtype, *, defer_logits: bool = False, float8: bool = False
     ) -> None:
-        self.model = copy.deepcopy(master).to(dtype).train()
+        self.model = copy_sharing_quantized(master).to(dtype).train()
         if float8:
             convert_to_float8(self.model)
         self._master: list[Tensor] = [weight for weight in master.parameters() if weight.requires_grad]

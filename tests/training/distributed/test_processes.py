@@ -54,6 +54,7 @@ def runs(data_folder: Path) -> dict[str, dict[str, Any]]:
         "model": {"from": str(data_folder / "base" / "model")},
         "train": {**base["train"], "lora": {"rank": 2}, "parallel": {"kind": "shard"}},
     }
+    tables["quantized"] = named(tables["lora"], data_folder, lora={"rank": 2, "weights": "int4"})
     tables["seq2seq"] = {**logged_table(data_folder, "seq2seq", steps=4)}
     tables["seq2seq"]["model"] = {"preset": "tiny-seq2seq", "n_layers": 1, "dropout": 0.0, "embed_dropout": 0.0}
     return tables
@@ -76,7 +77,13 @@ def logged(folder: Path, file: str) -> list[dict[str, Any]]:
 
 @pytest.mark.parametrize(
     "chosen",
-    [("ema",), *(pytest.param(one, marks=pytest.mark.long) for one in (("tensor", "lora"), ("patience", "seq2seq")))],
+    [
+        ("ema",),
+        *(
+            pytest.param(one, marks=pytest.mark.long)
+            for one in (("tensor", "lora", "quantized"), ("patience", "seq2seq"))
+        ),
+    ],
     ids=",".join,
 )
 def test_runs_in_two_processes_equal_those_in_one(chosen: tuple[str, ...], data_folder: Path, tmp_path: Path) -> None:

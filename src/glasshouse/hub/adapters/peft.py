@@ -6,6 +6,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from glasshouse.hub.families.family import Family, TensorMapping, tensor_mapping
 from glasshouse.hub.model_folder import ModelFolder, write_json
 from glasshouse.hub.pooling import without_pooling
 from glasshouse.hub.serialization import matching_family
-from glasshouse.layers.lora import LoRA, LoRALinear, attach, block_linears, lora_layers
+from glasshouse.layers.lora import FrozenWeights, LoRA, LoRALinear, attach, block_linears, lora_layers
 from glasshouse.models import Model, build
 
 CONFIG = "adapter_config.json"
@@ -69,7 +70,8 @@ TASKS = {"decoder": "CAUSAL_LM", "seq2seq": "SEQ_2_SEQ_LM"}  # for models with a
 def save_adapter(model: Model, config: LoRA, folder: str | Path, base: str) -> None:
     """Save the LoRA weights of a model as a folder that PEFT loads onto `base`, a transformers folder or hub id.
 
-    An adapter folder is replaced; a folder with anything else in it is refused.
+    An adapter folder is replaced; a folder with anything else in it is refused. Trained on quantized weights, the
+    header of its file of weights says so: `base_weights` is "int8" or "int4".
 
     >>> import json, tempfile, glasshouse as gh
     >>> shape = {"d_model": 8, "n_heads": 2, "n_kv_heads": 1, "d_head": 4, "d_ff": 8, "vocab_size": 9}
@@ -99,9 +101,12 @@ def save_adapter(model: Model, config: LoRA, folder: str | Path, base: str) -> N
     tensors, table = tensors | more, table | settings
     table["fan_in_fan_out"] = any(mapping.transposed for of_name in chunks.values() for mapping, _ in of_name)
 
+    # In the header, as older versions of PEFT refuse settings that they do not know.
+    trained_on = {} if config.weights == "own" else {"base_weights": config.weights}
+
     def write(folder: Path) -> None:
         write_json(folder / CONFIG, table)
-        store.write_tensors(folder / WEIGHTS, tensors)
+        store.write_tensors(folder / WEIGHTS, tensors, trained_on)
 
     store.replace_folder(Path(folder).expanduser(), write, ADAPTER_FILES)
 
@@ -161,11 +166,12 @@ def _ends(name: str, end: str) -> bool:
 # Load ---------------------------------------------------------------------------------------------------------
 
 
-def load_adapter(model: Model, folder: str | Path) -> LoRA:
+def load_adapter(model: Model, folder: str | Path, weights: FrozenWeights = "own") -> LoRA:
     """Attach to a model the LoRA adapter of a folder that PEFT or `save_adapter` wrote, and return its config.
 
     The outputs are those of PEFT. If only some layers are adapted, the linear layers of the same name in the others
-    get an adapter with zero output. Each chunk of a fused matrix gets its own adapter, with its own dropout.
+    get an adapter with zero output. Each chunk of a fused matrix gets its own adapter, with its own dropout. With
+    `weights` "int8" or "int4", the linear layers below are quantized, as in a run with `train.lora.weights`.
 
     >>> import tempfile, glasshouse as gh
     >>> one, two = (gh.build(gh.preset("tiny-decoder")) for _ in range(2))
@@ -178,8 +184,8 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
     linears = block_linears(model)
     family = _family(model)
     adapter = ModelFolder(store.surviving_folder(Path(folder).expanduser()))
-    table, weights = adapter.json(CONFIG), adapter.file(WEIGHTS)
-    if table is None or weights is None:
+    table, file = adapter.json(CONFIG), adapter.file(WEIGHTS)
+    if table is None or file is None:
         missing = str(adapter.path / (CONFIG if table is None else WEIGHTS))
         raise StoreError(f"there is no {missing!r}; give the folder of an adapter, saved by PEFT as safetensors.")
     keys = ConfigReader(table, str(adapter.path / CONFIG))
@@ -191,17 +197,17 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
         theirs[mapping.name][mapping.chunk] = ours
         stored[mapping.name] = mapping
     found: dict[str, LoRAWeights] = {}
-    tensors = store.read_tensors(weights)
-    whole = WholeWeights.take(tensors, keys, model, family, str(weights))
-    pairs = _pairs(tensors, str(weights))
+    tensors = store.read_tensors(file)
+    whole = WholeWeights.take(tensors, keys, model, family, str(file))
+    pairs = _pairs(tensors, str(file))
     for name, full in family.canonical_names(pairs).items():
         if full not in theirs:
             raise StoreError(
-                f"{str(weights)!r} has LoRA weights of {name}, which is not a linear layer in this model's blocks."
+                f"{str(file)!r} has LoRA weights of {name}, which is not a linear layer in this model's blocks."
             )
         linear = linears[theirs[full][stored[full].chunk]]
         d_in, d_out = linear.in_features, stored[full].whole(linear.out_features)
-        fused = _lora_weights(keys, name, pairs[name], d_in, d_out, str(weights))
+        fused = _lora_weights(keys, name, pairs[name], d_in, d_out, str(file))
         found |= {theirs[full][chunk]: own for chunk, own in split_fused(fused, stored[full]).items()}
     highest = max(found.values(), key=lambda lora: len(lora.lora_a))
     targets = tuple(dict.fromkeys(ours.rpartition(".")[2] for ours in linears if ours in found))
@@ -210,6 +216,7 @@ def load_adapter(model: Model, folder: str | Path) -> LoRA:
         config = LoRA(len(highest.lora_a), highest.alpha, dropout, targets, whole.modules, whole.token_ids)
     except ConfigError as error:
         raise StoreError(f"{keys.source!r} is not a valid LoRA config: {error}") from None
+    config = replace(config, weights=weights)
     attach(model, config)
     _copy(found, lora_layers(model), config)
     whole.copy_to(model)

@@ -52,6 +52,29 @@ def quantize_groups(weight: Tensor) -> Int4Weight:
     return Int4Weight(steps.round().clamp(-8, 7).to(torch.int8).flatten(1), scale.squeeze(-1))
 
 
+def pack_pairs(values: Tensor) -> Tensor:
+    """Pack int4 values [N, K] two in a byte, [N, K // 2]: the first in the lower half, and each 8 higher.
+
+    >>> pack_pairs(torch.tensor([[-8, 7, 0, 1]], dtype=torch.int8))
+    tensor([[240, 152]], dtype=torch.uint8)
+    """
+    nibbles = (values + 8).to(torch.uint8)
+    return nibbles[:, 1::2] << 4 | nibbles[:, ::2]
+
+
+def dequantize_pairs(pairs: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight [N, K] of packed values [N, K // 2] and their scale [N, K // 32].
+
+    >>> quantized = quantize_groups(torch.linspace(-1, 1, 64).view(2, 32))
+    >>> dequantize_pairs(pack_pairs(quantized.values), quantized.scale, torch.float32).equal(quantized.to_float32())
+    True
+    """
+    weight = pairs.new_empty(*pairs.shape, 2, dtype=dtype)
+    weight[..., 0] = pairs & 15  # into its place: large temporary tensors would be in the peak of memory
+    weight[..., 1] = pairs >> 4
+    return weight.flatten(1).sub_(8).unflatten(1, (-1, GROUP)).mul_(scale[..., None]).flatten(1)
+
+
 class Int4Linear(QuantizedLinear):
     """A linear layer with int4 weights, for float32 on the CPU, without gradients.
 
@@ -88,8 +111,7 @@ class DynamicInt4Matmul:
 
     def __init__(self, weight: Int4Weight) -> None:
         self.shape = weight.values.shape[1], len(weight.values)
-        nibbles = (weight.values + 8).to(torch.uint8)
-        pairs = nibbles[:, 1::2] << 4 | nibbles[:, ::2]
+        pairs = pack_pairs(weight.values)
         # The kernel for groups takes bfloat16, the one for whole rows float32.
         scale = weight.scale if self.shape[0] == GROUP else weight.scale.bfloat16()
         self.packed = torch.ops.aten._dyn_quant_pack_4bit_weight(pairs, scale.contiguous(), None, GROUP, *self.shape)

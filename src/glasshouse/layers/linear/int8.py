@@ -53,6 +53,15 @@ def quantize_rows(weight: Tensor) -> Int8Weight:
     return Int8Weight(steps.round().clamp(-127, 127).to(torch.int8).contiguous(), scale)
 
 
+def dequantize_rows(values: Tensor, scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the weight [N, K] of int8 values [N, K] and their scale [N].
+
+    >>> dequantize_rows(torch.tensor([[127, -1]], dtype=torch.int8), torch.tensor([2.0]), torch.float32)
+    tensor([[254.,  -2.]])
+    """
+    return values.to(dtype).mul_(scale[:, None])
+
+
 class QuantizedLinear(nn.Module):
     """A linear layer with quantized weights, for float32 on the CPU, without gradients."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from glasshouse.layers.linear.frozen_quantized import frozen_quantized_layers
 from glasshouse.layers.norm import Norm
 from glasshouse.layers.sublayer import Sublayer
 from glasshouse.models import Model
@@ -142,8 +143,12 @@ class MemoryModel:
         self.deferred = self.low and not whole_logits  # an objective with a loss of its own needs logits
         self.activations = activation_bytes(model, self.itemsize, checkpointing=checkpointing, tensor=layout.tensor)
         weights = list(model.parameters())
-        self.n_parameters = sum(weight.numel() for weight in weights)
+        self.n_parameters = sum(weight.numel() for weight in weights)  # without those that are quantized
         self.n_trained = sum(weight.numel() for weight in weights if weight.requires_grad)
+        quantized = list(frozen_quantized_layers(model).values())
+        # Every GPU has them whole, a copy in bfloat16 shares them, and one layer at a time is dequantized.
+        self.quantized_bytes = sum(one.values.nbytes + one.scale.nbytes for one in quantized)
+        self.dequantized_bytes = self.itemsize * max((one.n_weights for one in quantized), default=0)
         self.own = self._shard_of(weights)
         self.own_trained = self._shard_of(weight for weight in weights if weight.requires_grad)
         blocks = [block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks]
@@ -182,7 +187,7 @@ class MemoryModel:
 
     def _alone(self, n_tokens: int, grad_accum: int) -> dict[str, Parts]:
         """Return what one GPU has at each moment: with bfloat16 copies of float32 weights and gradients."""
-        weights = (FULL + self.itemsize if self.low else FULL) * self.n_parameters
+        weights = (FULL + self.itemsize if self.low else FULL) * self.n_parameters + self.quantized_bytes
         gradients, low = FULL * self.n_trained, self.itemsize * self.n_trained if self.low else 0
         accumulated = gradients if grad_accum > 1 else 0
         head = self.itemsize * self.model.spec.vocab_size * self.model.spec.d_model
@@ -197,7 +202,7 @@ class MemoryModel:
     def _sharded(self, n_tokens: int, grad_accum: int) -> dict[str, Parts]:
         """Return what a GPU has under FSDP: its shards, gathered weights, and gradients that are being reduced."""
         tensor = self.layout.tensor
-        shard, outside = FULL * self.own // tensor, self.itemsize * self.outside // tensor
+        shard, outside = FULL * self.own // tensor + self.quantized_bytes, self.itemsize * self.outside // tensor
         # One block computes while the next is gathered; a replica keeps all. What is outside the blocks stays.
         block = (2 * self.block if self.layout.shards > 1 else self.in_blocks) * self.itemsize // tensor
         weights = {"weights": shard + outside + block}
@@ -225,7 +230,8 @@ class MemoryModel:
 
     def _backward(self, n_tokens: int) -> Parts:
         kept = self.activations.stored + self.activations.recomputed
-        return {"activations": n_tokens * kept, "working": n_tokens * self.activations.working}
+        working = n_tokens * self.activations.working + self.dequantized_bytes
+        return {"activations": n_tokens * kept, "working": working}
 
     def largest_micro_batch(self, seq_len: int, limit: float, most: int, grad_accum: int = 2) -> int:
         """Return how many sequences at a time fit into `limit` bytes, at most `most`; 0 if none does."""

@@ -9,6 +9,7 @@ import torch
 
 from glasshouse.config import require
 from glasshouse.errors import InputError
+from glasshouse.layers.linear.frozen_quantized import count_weights
 from glasshouse.models import Model
 from glasshouse.objectives import Objective
 from glasshouse.spec import Seq2SeqSpec
@@ -111,7 +112,7 @@ def plan_training(
     require(mfu is None or 0 < mfu <= 1, "mfu", mfu, "above 0 and at most 1")
     require(price is None or price >= 0, "price", price, "0 or more")
     model, choice, seq_len = make_meta_model(run), run.train, run.data.seq_len
-    total = sum(weight.numel() for weight in model.parameters())
+    total = count_weights(model)
     spread = choice.parallel
     layout = choose_layout(spread.kind, gpus, per_node, spread.tensor, total, gpu.memory)
     all_rows = max(1, choice.batch_tokens // seq_len)

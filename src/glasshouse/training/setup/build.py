@@ -14,6 +14,7 @@ from glasshouse import device as machine
 from glasshouse.data import Batches, Corpus, Dataset
 from glasshouse.errors import InputError
 from glasshouse.hub.run_checkpoints import CHECKPOINTS
+from glasshouse.layers.linear.frozen_quantized import count_weights
 from glasshouse.models import Model, count_parameters
 from glasshouse.objectives import Objective, find_objective
 from glasshouse.objectives.registry import model_objective
@@ -207,10 +208,11 @@ def estimate_grad_accum(
 def describe(trainer: Trainer) -> list[str]:
     """Return a summary of the run: model, tokens, device and steps."""
     s, run, datasets, device = trainer.model.spec, trainer.run, trainer.datasets, trainer.device
-    weights = list(trainer.model.parameters())
-    total = sum(weight.numel() for weight in weights)
-    trainable = sum(weight.numel() for weight in weights if weight.requires_grad)
+    total = count_weights(trainer.model)
+    trainable = sum(weight.numel() for weight in trainer.model.parameters() if weight.requires_grad)
     of_which = "" if trainable == total else f", {trainable:,} of them trainable"
+    if run.train.lora is not None and run.train.lora.weights != "own":
+        of_which += f", the frozen linear layers in {run.train.lora.weights}"
     source = f", from {run.model.source}" if isinstance(run.model, Pretrained) else ""
     samples, batch_size = trainer.batches.samples, trainer.batches.batch_size
     epochs = "" if math.isnan(number := trainer.batches.epochs(trainer.steps)) else f": {number:,.2f} epochs"

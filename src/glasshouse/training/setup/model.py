@@ -66,9 +66,11 @@ def make_initial_model(resolved: Resolved, datasets: AnyDatasets) -> Model:
     """
     train, processes, device = resolved.run.train, resolved.processes, resolved.device
     if not processes.is_parallel:
-        model = _make_or_fit(resolved, datasets, device)
+        # What is quantized never is on a GPU as a whole.
+        staging = device if train.lora is None or train.lora.weights == "own" else torch.device("cpu")
+        model = _make_or_fit(resolved, datasets, staging)
         prepare_for_training(model, train, _new_tokens(resolved.base, datasets))
-        return model
+        return model.to(device)
     model = _make_or_fit(resolved, datasets, torch.device("meta" if resolved.base is None else "cpu"))
     with torch.random.fork_rng(devices=()):  # adapters are drawn again below, on the device
         prepare_for_training(model, train, _new_tokens(resolved.base, datasets))
