@@ -119,6 +119,7 @@ def test_decode_undoes_encode_on_any_bytes_through_real_pipes(call: Call, tmp_pa
     assert (first.returncode, second.returncode) == (0, 0)
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_encode_shows_tokens_on_a_terminal(call: Call, tmp_path: Path) -> None:
     folder = train(call, tmp_path, HUGS, 266)

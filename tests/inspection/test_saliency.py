@@ -425,6 +425,7 @@ def test_low_precision_is_near(dtype: torch.dtype) -> None:
             assert (near[name] - scores).abs().max() <= 32 * torch.finfo(dtype).eps * scores.abs().max()
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_compiled_model() -> None:
     torch.compiler.reset()

@@ -70,7 +70,7 @@ def test_a_half_sent_request_does_not_hold_up_the_end(server: Server) -> None:
         one.close()
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize("number", ["²", "9" * 5000, "٣", "-", "", "-1", "0.5"])
 def test_a_request_to_save_without_a_number(server: Server, number: str) -> None:
     data = json.dumps({"requests": [f"model {number} {{}}"], "forward_passes": ["{}"]}).encode()
