@@ -83,7 +83,7 @@ INGREDIENTS: dict[str, Settings] = {
     "norm of the embedding": {"model.embed_norm": False},
     "value embeddings": {"model.value_embeddings": False},
     "soft-cap of the logits": {"model.logit_softcap": "none"},
-    "projections that begin at zero": {"model.init": "fan_in"},
+    "small weights at first": {"model.init": "fan_in"},  # residual projections begin at zero in both
     "heads of 128": {"model.n_heads": 12, "model.n_kv_heads": 12},
     "ReLU squared": {"model.feedforward": "swiglu", "model.d_ff": 2048},
     "no gradient clipping": {"train.grad_clip": 1.0},

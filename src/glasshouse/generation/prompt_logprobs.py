@@ -30,13 +30,13 @@ def prompt_logprobs(
     top: int = 0,
     *,
     starts: Sequence[int] | None = None,
-    chunk: int | None = None,
+    chunk: int = CHUNK,
     progress: Callable[[int], None] = lambda new: None,
 ) -> list[PromptLogprobs]:
     """Return the log-probabilities of the own tokens of texts, by a decoder in eval mode.
 
     With `starts` only the tokens of each text from that position on, which is at least 1. Up to `chunk` tokens go
-    through the model at a time, by default CHUNK. Texts that differ in their last token alone, such as a question
+    through the model at a time. Texts that differ in their last token alone, such as a question
     with the letters of its answers, are one. `progress` is called with the number of texts after each pass.
 
     >>> import glasshouse as gh
@@ -45,7 +45,6 @@ def prompt_logprobs(
     >>> len(one.logprobs), len(two.logprobs), [len(best) for best in two.top]
     (2, 2, [2, 2])
     """
-    chunk = CHUNK if chunk is None else chunk
     starts = [1] * len(prompts) if starts is None else starts
     texts_of: dict[tuple[int, ...], list[int]] = {}  # by what goes through the model: all but the last token
     for text, ids in enumerate(prompts):
